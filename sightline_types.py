@@ -1,0 +1,537 @@
+"""The words that every part of Sightline shares: ids, token views, contracts, decisions.
+
+This is the only module that `router`, `processors`, `deployments` and `app` all import. It knows
+neither Ray nor an engine, does no I/O, and holds no state.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple, NewType
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+__all__ = [
+    "DEFAULT_GROUP",
+    "BlockKey",
+    "BookedLoad",
+    "CandidateScore",
+    "Decision",
+    "DecisionId",
+    "DecisionReason",
+    "DegradeReason",
+    "EngineLoad",
+    "ImageSize",
+    "KeyScheme",
+    "KeySpec",
+    "KeyedView",
+    "LayoutContract",
+    "LifecycleEvent",
+    "LifecycleKind",
+    "MediaId",
+    "MediaItem",
+    "MediaReport",
+    "MediaSource",
+    "MediaSpan",
+    "Modality",
+    "PreparedPrompt",
+    "PushReply",
+    "RelayStatus",
+    "RouteQuery",
+    "Tier",
+    "TierDelta",
+    "TokenView",
+    "WorkerContract",
+    "WorkerId",
+    "WorkerPush",
+]
+
+#: One 64-bit chained key of one full block; 0 is never a key.
+BlockKey = NewType("BlockKey", int)
+
+#: Made by the ingress, 16 hex digits, unique per request.
+DecisionId = NewType("DecisionId", str)
+
+#: KV cache group of a model that has only one.
+DEFAULT_GROUP = 0
+
+_MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class MediaId:
+    """The identity of one media item: 64 bits that enter block keys and that the engine is given."""
+
+    value: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value <= _MASK64:
+            raise ValueError(f"a media id has 64 bits, got {self.value:#x}")
+
+    @classmethod
+    def random(cls) -> MediaId:
+        """An identity that equals no other: for an item whose identity is unknown."""
+        return cls(secrets.randbits(64))
+
+    @classmethod
+    def from_hex(cls, text: str) -> MediaId:
+        return cls(int(text, 16))
+
+    @classmethod
+    def from_engine(cls, identifier: str) -> MediaId:
+        """Read the identifier in a vLLM KV event.
+
+        64 hex digits whose last 48 are zeros are ours (`engine_uuid`); any other string is hashed
+        with xxh3_64 of its UTF-8 bytes.
+        """
+        if len(identifier) == 64 and identifier.endswith("0" * 48):
+            try:
+                return cls(int(identifier[:16], 16))
+            except ValueError:
+                pass  # not hexadecimal, so not one of ours: hashed as any other
+        return cls(xxhash.xxh3_64_intdigest(identifier.encode()))
+
+    @property
+    def hex(self) -> str:
+        """16 hex digits."""
+        return f"{self.value:016x}"
+
+    @property
+    def engine_uuid(self) -> str:
+        """The form vLLM is given: 16 hex digits, padded with zeros to 64."""
+        return self.hex + "0" * 48
+
+    def __str__(self) -> str:
+        return self.hex
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class WorkerId:
+    """One engine that can hold blocks: a Serve replica and its data-parallel rank."""
+
+    replica: str
+    dp_rank: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.replica}/{self.dp_rank}"
+
+    @classmethod
+    def parse(cls, text: str) -> WorkerId:
+        replica, _, rank = text.partition("/")
+        return cls(replica, int(rank or 0))
+
+
+class Modality(StrEnum):
+    IMAGE = "image"
+    VIDEO = "video"
+    AUDIO = "audio"
+
+
+class KeyScheme(StrEnum):
+    """How an engine's blocks tell media apart; it enters the root of every key."""
+
+    VLLM = "vllm"  # placeholder tokens as they are, media as extras (id, offset - block start)
+    SGLANG = "sglang"  # placeholder tokens replaced by the engine's pad values, no extras
+
+
+class DegradeReason(StrEnum):
+    """Why a request (or a worker's credit for it) is less than exact, by name."""
+
+    UNSUPPORTED_FAMILY = "unsupported_family"
+    UNSUPPORTED_MODALITY = "unsupported_modality"
+    SIZE_UNKNOWN = "size_unknown"
+    SIZE_REFUSED = "size_refused"  # the model's own processor raises on this size
+    PLACEHOLDER_MISMATCH = "placeholder_mismatch"
+    CLIENT_UUID_WITHOUT_SIZE = "client_uuid_without_size"
+    MM_PROCESSOR_KWARGS = "mm_processor_kwargs"
+    CONTRACT_MISMATCH = "contract_mismatch"
+    CONTRACT_MISSING = "contract_missing"
+    KV_CACHE_GROUPS = "kv_cache_groups"
+    KV_EVENTS_OFF = "kv_events_off"
+    LENGTH_DISTRUST = "length_distrust"  # the engine's prompt length contradicted ours
+    ROUTER_UNREACHABLE = "router_unreachable"
+    DECISION_TIMEOUT = "decision_timeout"
+    NO_WORKER = "no_worker"
+
+
+class DecisionReason(StrEnum):
+    """What settled a decision."""
+
+    COST = "cost"  # the lowest expected time
+    TIE = "tie"  # equal costs, settled by rendezvous
+    ONLY_WORKER = "only_worker"
+    FELL_OPEN = "fell_open"  # another replica than the decided one took the request
+    POLICY = "policy"  # a comparison policy that knows no cost
+    ROUTER_UNREACHABLE = "router_unreachable"
+    DECISION_TIMEOUT = "decision_timeout"
+    NO_WORKER = "no_worker"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """Pixels, after EXIF orientation."""
+
+    width: int
+    height: int
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.height}"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """Where one media item lies in an expanded prompt: token positions [offset, offset + length)."""
+
+    offset: int
+    length: int
+    media_id: MediaId
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class TokenView:
+    """The engine's expanded prompt as we foresee it; only routing reads it.
+
+    token_ids: shape (n,), int64.
+    spans: by offset, not overlapping.
+    exact_until: token positions below it are known to equal the engine's; nothing after earns credit.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    spans: tuple[MediaSpan, ...]
+    exact_until: int
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_exact(self) -> bool:
+        return self.exact_until >= len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """Where an item comes from: exactly one of the three is set.
+
+    data: the encoded file's bytes.
+    url: http(s), fetched by `processors.fetch` only.
+    pixels: decoded, shape (height, width, 3), uint8, RGB, C-contiguous (identity mode `content`).
+    """
+
+    data: bytes | None = None
+    url: str | None = None
+    pixels: npt.NDArray[np.uint8] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """One media item of a request, in prompt order."""
+
+    modality: Modality
+    media_id: MediaId
+    source: MediaSource
+    size: ImageSize | None = None
+    num_tokens: int | None = None  # placeholder positions; None where the layout is not known
+    identity_mode: str = "url"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaReport:
+    """What a receipt and a log line say of one media item."""
+
+    modality: Modality
+    media_id: MediaId
+    size: ImageSize | None
+    num_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A chat request made ready: what the engine is given, and what the router sees.
+
+    token_ids: the unexpanded prompt, one placeholder per item (what the engine is given).
+    media: in prompt order.
+    view: expanded, for routing only; text-prefix where `reasons` is not empty.
+    reasons: why the view is not exact to its end; empty when it is.
+    estimated_media_tokens: of items without an exact layout, so that they count as load.
+    first_turn_tokens: tokens up to the end of the first user turn (0 when unknown): the tie key.
+    layout: fingerprint of the layout that made the view, to be compared with the worker's contract;
+        None when the request has no media (a text view needs no layout).
+    """
+
+    token_ids: tuple[int, ...]
+    media: tuple[MediaItem, ...]
+    view: TokenView
+    reasons: tuple[DegradeReason, ...] = ()
+    estimated_media_tokens: int = 0
+    first_turn_tokens: int = 0
+    layout: str | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        return not self.reasons and self.view.is_exact
+
+    @property
+    def num_tokens(self) -> int:
+        """The prompt's length for the engine; an estimate where the view is not exact."""
+        return len(self.view) + self.estimated_media_tokens
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class KeySpec:
+    """What decides how a view is cut into keys. A pool has few of them."""
+
+    scheme: KeyScheme
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedView:
+    """A view, keyed for one `KeySpec`.
+
+    keys: little-endian uint64, 8 bytes a block: of the full blocks below `exact_until`.
+    media_blocks: ascending indices of the blocks (of `keys`) that touch a media span.
+    media_ends: for each media item of exact layout, in order, (token position of its end, encoder
+        tokens), so that the router knows which items a cached prefix covers.
+    """
+
+    keys: bytes
+    media_blocks: tuple[int, ...] = ()
+    media_ends: tuple[tuple[int, int], ...] = ()
+
+    def key_array(self) -> npt.NDArray[np.uint64]:
+        return np.frombuffer(self.keys, dtype="<u8")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """What the router actor is asked. It never holds tokens.
+
+    views: one per distinct spec in the pool; may lack a spec (those workers get no credit).
+    num_tokens: the engine's prompt length, as far as known (n of the prediction rule).
+    media_tokens: encoder tokens in all, estimates included.
+    layout: fingerprint that the views were built with; None without media.
+    first_media_offset: token position of the first media item: workers whose contract does not
+        agree with `layout` get credit for the full blocks before it only. None without media.
+    tie_key: settles equal costs; the same request always has the same.
+    exclude: workers that must not be chosen (they failed this request already).
+    """
+
+    decision_id: DecisionId
+    views: dict[KeySpec, KeyedView]
+    num_tokens: int
+    media_tokens: int = 0
+    layout: str | None = None
+    first_media_offset: int | None = None
+    tie_key: int = 0
+    exclude: tuple[WorkerId, ...] = ()
+    media: tuple[MediaReport, ...] = ()
+    reasons: tuple[DegradeReason, ...] = ()
+    expected_output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateScore:
+    """One worker as a decision saw it. Costs in milliseconds; blocks of the worker's own size."""
+
+    worker: WorkerId
+    overlap_blocks: int  # usable blocks, confirmed by events
+    expected_blocks: int  # usable blocks if what was sent there arrives
+    total_blocks: int
+    media_overlap_blocks: int
+    media_total_blocks: int
+    wait_ms: float
+    encode_ms: float
+    prefill_ms: float
+    pressure_ms: float
+    reasons: tuple[DegradeReason, ...] = ()
+
+    @property
+    def cost_ms(self) -> float:
+        return self.wait_ms + self.encode_ms + self.prefill_ms + self.pressure_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a request goes, and why.
+
+    predicted_cached_tokens: what the engine will report as cached on `worker`.
+    applied_seq: the last event batch of `worker` that the decision knew of.
+    """
+
+    decision_id: DecisionId
+    worker: WorkerId
+    block_size: int
+    reason: DecisionReason
+    candidates: tuple[CandidateScore, ...]
+    num_tokens: int
+    applied_seq: int
+    pool_version: int
+    degraded: tuple[DegradeReason, ...] = ()
+    media: tuple[MediaReport, ...] = ()
+    first_media_offset: int | None = None
+
+    @property
+    def chosen(self) -> CandidateScore:
+        return next(c for c in self.candidates if c.worker == self.worker)
+
+    @property
+    def predicted_cached_tokens(self) -> int:
+        return self.chosen.overlap_blocks * self.block_size
+
+    @property
+    def ranked_workers(self) -> tuple[WorkerId, ...]:
+        """The decided worker first, then the others, cheapest first."""
+        others = sorted((c for c in self.candidates if c.worker != self.worker), key=lambda c: c.cost_ms)
+        return (self.worker, *(c.worker for c in others))
+
+
+@dataclass(frozen=True, slots=True)
+class BookedLoad:
+    """What one decision adds to a worker until its end."""
+
+    prefill_tokens: int
+    encode_tokens: int
+    keys: tuple[int, ...] = ()
+
+
+class LifecycleKind(StrEnum):
+    STARTED = "started"  # the replica has taken the request
+    FIRST_TOKEN = "first_token"
+    END = "end"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleEvent:
+    """What a replica says of one request, in the same channel as its KV events."""
+
+    kind: LifecycleKind
+    decision_id: DecisionId
+    cached_tokens: int | None = None  # the engine's own figure; with END
+    prompt_tokens: int | None = None  # the engine's own figure; with END
+    comparable: bool = True  # False where the engine skipped reading its prefix cache
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutContract:
+    """A family as a worker would serve it.
+
+    fingerprint: of the layout parameters that the worker's processor really uses.
+    exact: whether the worker's own processor agreed with the registry on the probe sizes.
+    """
+
+    family: str
+    fingerprint: str
+    exact: bool
+    reason: DegradeReason | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContract:
+    """What a worker promises at registration; keys and views are built for it.
+
+    publishes_events: False puts the worker in approximate mode (`kv_events_off`).
+    kv_groups: kind of each KV cache group, in order, e.g. ("full_attention",).
+    kv_capacity_tokens: 0 where unknown.
+    """
+
+    engine: str
+    engine_version: str
+    block_size: int
+    scheme: KeyScheme
+    model: str
+    max_model_len: int
+    publishes_events: bool = True
+    kv_groups: tuple[str, ...] = ("full_attention",)
+    layouts: tuple[LayoutContract, ...] = ()
+    drops_last_matched_block: bool = False
+    kv_capacity_tokens: int = 0
+    detail: dict[str, Any] = field(default_factory=dict, hash=False, compare=False)
+
+    @property
+    def spec(self) -> KeySpec:
+        return KeySpec(self.scheme, self.block_size)
+
+
+class Tier(NamedTuple):
+    """Where a block lies: its KV cache group and its medium ("GPU", "CPU", ...)."""
+
+    group: int = DEFAULT_GROUP
+    medium: str = "GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class TierDelta:
+    """What changed in one tier of one worker: little-endian uint64 keys, disjoint, without repeats."""
+
+    tier: Tier
+    stored: bytes = b""
+    removed: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine says of itself. kv_usage: 0 to 1."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """How far a relay has followed its engine.
+
+    engine_seq: the engine's last event batch that the relay has translated (-1: none yet).
+    idle: no request runs, and neither an event nor a lifecycle change came for the settle time.
+    partial: events were lost beyond the engine's replay buffer since this epoch began.
+    """
+
+    engine_seq: int = -1
+    idle: bool = False
+    partial: bool = False
+    replayed_batches: int = 0
+    undecodable_events: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPush:
+    """One message of a worker's ordered channel to the router actor.
+
+    epoch: random, new at each relay start; seq: +1 a message within an epoch, from 0.
+    table: the deltas are the worker's full residency, not a change, and `contract` is present:
+        the first message of an epoch (registration), and the answer to `need == "table"`.
+    leaving: the worker will take no more requests; forget it.
+    """
+
+    worker: WorkerId
+    epoch: int
+    seq: int
+    deltas: tuple[TierDelta, ...] = ()
+    lifecycle: tuple[LifecycleEvent, ...] = ()
+    relay: RelayStatus = RelayStatus()
+    load: EngineLoad | None = None
+    table: bool = False
+    contract: WorkerContract | None = None
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PushReply:
+    """The router actor's answer to one push.
+
+    need: "ok", or "table" when the actor lacks what came before (a gap, a new actor).
+    """
+
+    actor_epoch: int
+    applied_seq: int
+    need: Literal["ok", "table"] = "ok"
