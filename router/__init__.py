@@ -1,0 +1,33 @@
+"""Where a request goes: the pure core's public face.
+
+The shells that know Ray (`actor`, `client`, `pinned`) and the event relay are imported by their own names.
+"""
+
+from router.audit import ContractRefused
+from router.config import RouterConfig
+from router.core import CoreStats, NoWorker, PoolView, RouterCore, WorkerStatus
+from router.index import BlockIndex, Leading
+from router.keys import RouterError, UnsupportedScheme, block_keys, chain_key, root_key
+from router.load import LoadBook, WorkerLoad
+from router.receipts import Outcome, Receipt
+
+__all__ = [
+    "BlockIndex",
+    "ContractRefused",
+    "CoreStats",
+    "Leading",
+    "LoadBook",
+    "NoWorker",
+    "Outcome",
+    "PoolView",
+    "Receipt",
+    "RouterConfig",
+    "RouterCore",
+    "RouterError",
+    "UnsupportedScheme",
+    "WorkerLoad",
+    "WorkerStatus",
+    "block_keys",
+    "chain_key",
+    "root_key",
+]

@@ -1,0 +1,163 @@
+"""The router actor: one per model pool, in a process of its own; a thin shell around `RouterCore`.
+
+It is created and owned by the `Router` deployment (`deployments/router.py`). Every method is async and
+none awaits between reading and changing the core, so each call is one step for all callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from router.config import RouterConfig
+from router.core import NoWorker, PoolView, Receipt, RouterCore, WorkerStatus
+from sightline_types import (
+    Decision,
+    DecisionId,
+    DegradeReason,
+    PushReply,
+    RouteQuery,
+    WorkerId,
+    WorkerPush,
+)
+
+__all__ = ["RouterActor", "StalePool", "Undecided"]
+
+log = logging.getLogger("sightline.router")
+
+SWEEP_PERIOD_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """No decision was made; the request goes where the pinned router sends it."""
+
+    reason: DegradeReason
+
+
+@dataclass(frozen=True, slots=True)
+class StalePool:
+    """The query lacks the keys of a worker that joined since: ask again with `pool`'s specs."""
+
+    pool: PoolView
+
+
+class RouterActor:
+    """Async Ray actor (`max_concurrency` high); not detached, so it goes away with its owner."""
+
+    def __init__(self, config: RouterConfig, set_up_logs: Callable[[], None] | None = None) -> None:
+        if set_up_logs is not None:
+            set_up_logs()
+        self._config = config
+        self._core = RouterCore(
+            config,
+            clock=time.monotonic,
+            epoch=secrets.randbits(62),
+            random=random.Random(),  # only the comparison policies draw from it
+        )
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self, roster: Sequence[WorkerId]) -> int:
+        """Begin to serve: warm once every worker on `roster` has sent its table. Returns the epoch."""
+        self._core.begin_warm(roster)
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._sweep_for_ever())
+        return self._core.epoch
+
+    async def ping(self) -> int:
+        return self._core.epoch
+
+    async def decide_many(self, queries: Sequence[RouteQuery]) -> list[Decision | Undecided | StalePool]:
+        """Decide and book every query, in order."""
+        if not self._core.is_warm():
+            return [Undecided(DegradeReason.ROUTER_UNREACHABLE) for _ in queries]
+        return [self._decide(query) for query in queries]
+
+    def _decide(self, query: RouteQuery) -> Decision | Undecided | StalePool:
+        pool = self._core.pool()
+        if any(contract.spec not in query.views for contract in pool.contracts.values()):
+            return StalePool(pool)
+        try:
+            decision = self._core.decide(query)
+        except NoWorker:
+            return Undecided(DegradeReason.NO_WORKER)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(describe(decision))
+        return decision
+
+    async def push(self, message: WorkerPush) -> PushReply:
+        known = message.worker in self._core.pool().contracts
+        reply = self._core.push(message)
+        if not known and message.contract is not None:
+            log.info("worker %s joined: %s", message.worker, describe_contract(message))
+        if message.leaving:
+            log.info("worker %s left", message.worker)
+        return reply
+
+    async def cancel(self, decision_ids: Sequence[DecisionId]) -> None:
+        """Undo decisions that nobody acted on."""
+        for decision_id in decision_ids:
+            self._core.cancel(decision_id)
+
+    async def rebook(self, decision_id: DecisionId, worker: WorkerId) -> None:
+        """Move a decision to the worker that really serves it."""
+        self._core.rebook(decision_id, worker)
+        log.debug("decision %s fell open to worker %s", decision_id, worker)
+
+    async def forget(self, worker: WorkerId) -> None:
+        self._core.forget(worker)
+
+    async def pool(self) -> PoolView:
+        return self._core.pool()
+
+    async def roster(self) -> list[WorkerId]:
+        return list(self._core.pool().contracts)
+
+    async def workers(self) -> tuple[WorkerStatus, ...]:
+        return self._core.workers()
+
+    async def resident_keys(self, worker: WorkerId) -> bytes:
+        """Every block that `worker` is known to hold: little-endian uint64, ascending. For audits."""
+        return self._core.held_keys(worker).astype("<u8").tobytes()
+
+    async def receipt(self, decision_id: DecisionId) -> Receipt | None:
+        return self._core.receipt(decision_id)
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_PERIOD_S)
+            self._core.sweep()
+
+
+def describe(decision: Decision) -> str:
+    """One line: what a log reader wants of a decision."""
+    chosen = decision.chosen
+    degraded = ",".join(reason.value for reason in decision.degraded) or "exact"
+    return (
+        f"decision {decision.decision_id} worker={decision.worker} "
+        f"overlap={chosen.overlap_blocks}/{chosen.total_blocks} "
+        f"media_blocks={chosen.media_overlap_blocks}/{chosen.media_total_blocks} "
+        f"reason={decision.reason.value} cost={chosen.cost_ms:.1f}ms view={degraded}"
+    )
+
+
+def describe_contract(message: WorkerPush) -> str:
+    contract = message.contract
+    assert contract is not None
+    families = (
+        "; ".join(
+            f"{layout.family} {'exact' if layout.exact else f'not exact ({layout.reason}: {layout.detail})'}"
+            for layout in contract.layouts
+        )
+        or "text only"
+    )
+    events = "" if contract.publishes_events else f", approximate ({DegradeReason.KV_EVENTS_OFF.value})"
+    return (
+        f"{contract.engine} {contract.engine_version}, block size {contract.block_size}, "
+        f"keys {contract.scheme.value}, families: {families}{events}"
+    )

@@ -1,0 +1,262 @@
+"""The router actor's client: one in every ingress replica, one inside every relay.
+
+`ActorLink` finds the actor through the `Router` deployment and finds it again when it dies.
+`RouterClient` packs all requests that wait at one moment into one actor call, gives each of them a
+time budget, and never raises: without an answer in time the request goes where the pinned router
+sends it, by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from router.actor import StalePool, Undecided
+from router.core import PoolView
+from sightline_types import Decision, DecisionId, DegradeReason, RouteQuery, WorkerId
+
+__all__ = ["ActorAddress", "ActorLink", "RouterClient", "RouterUnreachable"]
+
+log = logging.getLogger("sightline.router")
+
+#: Between two looks for a newer actor (a rolling update of `Router` has two for a moment).
+REFRESH_PERIOD_S = 3.0
+#: Between two tries while there is no actor.
+RETRY_PERIOD_S = 0.25
+
+
+class RouterUnreachable(Exception):
+    """The router actor cannot be found, or died while it was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorAddress:
+    """Where the router actor is registered in Ray."""
+
+    name: str
+    namespace: str
+
+
+def spawn(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Start a background task outside of any request.
+
+    In an empty context: a Serve call made in a request's context takes over that request's internal
+    id, and two calls with one id disturb each other in the request router.
+    """
+    return asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
+
+
+class ActorLink:
+    """A handle to the pool's router actor, kept fresh in the background.
+
+    find: asks the `Router` deployment for the newest actor's address. May raise.
+    """
+
+    def __init__(self, find: Callable[[], Awaitable[ActorAddress]]) -> None:
+        self._find = find
+        self._address: ActorAddress | None = None
+        self._actor: ActorHandle[Any] | None = None
+        self._wake = asyncio.Event()
+        self._found = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._keeper = spawn(self._keep())
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+
+    @property
+    def is_up(self) -> bool:
+        return self._actor is not None
+
+    async def wait_up(self, timeout_s: float) -> bool:
+        """Whether an actor was found within `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._found.wait(), timeout_s)
+        return self.is_up
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call the actor.
+
+        Raises:
+            RouterUnreachable: there is no actor, or it died meanwhile.
+        """
+        actor = self._actor
+        if actor is None:
+            raise RouterUnreachable("no router actor")
+        try:
+            return await getattr(actor, method).remote(*args)
+        except RayError as error:
+            self._lost(actor)
+            raise RouterUnreachable(f"{type(error).__name__} in {method}") from error
+
+    def _lost(self, actor: ActorHandle[Any]) -> None:
+        if self._actor is actor:
+            self._actor = None
+            self._found.clear()
+        self._wake.set()
+
+    async def _keep(self) -> None:
+        while True:
+            await self._look()
+            self._wake.clear()
+            period = REFRESH_PERIOD_S if self.is_up else RETRY_PERIOD_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), period)
+            if not self.is_up:
+                await asyncio.sleep(RETRY_PERIOD_S)
+
+    async def _look(self) -> None:
+        try:
+            address = await asyncio.wait_for(self._find(), 10.0)
+            if address == self._address and self._actor is not None:
+                return
+            loop = asyncio.get_running_loop()
+            actor = await loop.run_in_executor(None, _get_actor, address)
+            await asyncio.wait_for(actor.ping.remote(), 10.0)
+        except (RayError, ValueError, TimeoutError, RuntimeError) as error:
+            # Nobody is served worse for it: requests fall open by name until the next look.
+            log.debug("router actor not found yet: %s: %s", type(error).__name__, error)
+            return
+        self._address, self._actor = address, actor
+        self._found.set()
+
+
+def _get_actor(address: ActorAddress) -> ActorHandle[Any]:
+    return ray.get_actor(address.name, namespace=address.namespace)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    query: RouteQuery
+    answer: asyncio.Future[Decision | Undecided | StalePool]
+
+
+class RouterClient:
+    """Asks the actor for decisions, in batches, within a budget.
+
+    budget_s: the longest that a request waits for its decision.
+    """
+
+    def __init__(self, link: ActorLink, *, budget_s: float) -> None:
+        self._link = link
+        self._budget_s = budget_s
+        self._waiting: list[_Waiting] = []
+        self._sender: asyncio.Task[None] | None = None
+        self._pool: PoolView | None = None
+        self._pool_lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.undecided: dict[DegradeReason, int] = {}
+
+    async def decide(self, build: Callable[[PoolView], RouteQuery]) -> Decision | Undecided:
+        """A decision, or why there is none. Never raises, never outlives the budget.
+
+        build: makes the query for the contracts in a pool; asked again when the pool has changed.
+        """
+        deadline = time.monotonic() + self._budget_s
+        try:
+            outcome = await self._decide(build, deadline)
+        except RouterUnreachable:
+            outcome = Undecided(DegradeReason.ROUTER_UNREACHABLE)
+        except TimeoutError:
+            outcome = Undecided(DegradeReason.DECISION_TIMEOUT)
+        if isinstance(outcome, Undecided):
+            self.undecided[outcome.reason] = self.undecided.get(outcome.reason, 0) + 1
+        return outcome
+
+    async def _decide(self, build: Callable[[PoolView], RouteQuery], deadline: float) -> Decision | Undecided:
+        pool = self._pool or await self._refresh_pool(deadline)
+        for _ in range(3):
+            outcome = await self._ask(build(pool), deadline)
+            if not isinstance(outcome, StalePool):
+                return outcome
+            self._pool = pool = outcome.pool
+        return Undecided(DegradeReason.CONTRACT_MISSING)
+
+    async def _ask(self, query: RouteQuery, deadline: float) -> Decision | Undecided | StalePool:
+        waiting = _Waiting(query, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._sender is None or self._sender.done():
+            self._sender = spawn(self._send())
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await asyncio.shield(waiting.answer)
+        except (TimeoutError, asyncio.CancelledError):
+            self._abandon(waiting)
+            raise
+
+    def _abandon(self, waiting: _Waiting) -> None:
+        """Nobody waits for this answer any more: take it back, now or when it comes."""
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+        waiting.answer.add_done_callback(self._cancel_late)
+
+    def _cancel_late(self, answer: asyncio.Future[Decision | Undecided | StalePool]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        outcome = answer.result()
+        if isinstance(outcome, Decision):
+            self.cancel(outcome.decision_id)
+
+    async def _send(self) -> None:
+        """One call in flight; what arrives meanwhile goes with the next."""
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                answers = await self._link.call("decide_many", [w.query for w in batch])
+            except RouterUnreachable as error:
+                for waiting in batch:
+                    waiting.answer.set_exception(error)
+                    # The asker may have gone: an exception that nobody takes is not an error here.
+                    waiting.answer.exception()
+                continue
+            for waiting, answer in zip(batch, answers, strict=True):
+                waiting.answer.set_result(answer)
+
+    async def pool(self, timeout_s: float) -> PoolView | None:
+        """The pool as last seen; None where no actor answers in time."""
+        try:
+            return await self._refresh_pool(time.monotonic() + timeout_s)
+        except (RouterUnreachable, TimeoutError):
+            return None
+
+    async def _refresh_pool(self, deadline: float) -> PoolView:
+        async with asyncio.timeout(deadline - time.monotonic()), self._pool_lock:
+            self._pool = await self._link.call("pool")
+            return self._pool
+
+    def cancel(self, decision_id: DecisionId) -> None:
+        """Undo a decision, in the background."""
+        self._background(self._link.call("cancel", [decision_id]))
+
+    def rebook(self, decision_id: DecisionId, worker: WorkerId) -> None:
+        """Tell the actor who really serves, in the background."""
+        self._background(self._link.call("rebook", decision_id, worker))
+
+    def forget(self, worker: WorkerId) -> None:
+        self._background(self._link.call("forget", worker))
+
+    def _background(self, call: Coroutine[Any, Any, Any]) -> None:
+        task = spawn(_quietly(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _quietly(call: Coroutine[Any, Any, Any]) -> None:
+    """An actor that is gone has nothing left to undo."""
+    with contextlib.suppress(RouterUnreachable):
+        await call

@@ -1,0 +1,111 @@
+"""The Serve request router of the engine deployment: it sends a request where it was decided.
+
+The call's keyword `pin` (`Pin`) names the replicas in the order of preference. Without a decision the
+candidates are ranked by bounded-load rendezvous on the request's key. It never raises (an exception in a
+request router leaves its request waiting for ever) and never blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import xxhash
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+__all__ = ["LiveReplicas", "Pin", "PinnedRouter", "live_replicas", "rank_by_rendezvous"]
+
+log = logging.getLogger("sightline.router")
+
+#: A replica with more than this times the mean queue is passed over by the rendezvous.
+LOAD_BOUND = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Where a request should go.
+
+    ranked: replica ids, the decided one first; empty without a decision.
+    tie_key: 64 bits; equal requests have equal keys.
+    exclude: replicas that failed this request already; taken only when there is no other.
+    """
+
+    tie_key: int
+    ranked: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class LiveReplicas:
+    """The replicas that Serve would route to, as this process last heard; None before the first news."""
+
+    ids: frozenset[str] | None = None
+
+
+@dataclass(slots=True)
+class _Registry:
+    """By deployment. Serve makes the request router deep inside the handle, so that the ingress that
+    holds the handle cannot reach it; they meet here, once per process."""
+
+    by_deployment: dict[str, LiveReplicas] = field(default_factory=dict)
+
+
+_registry = _Registry()
+
+
+def live_replicas(deployment: str, app: str) -> LiveReplicas:
+    """What the pinned router of this process knows of a deployment's replicas."""
+    return _registry.by_deployment.setdefault(f"{app}#{deployment}", LiveReplicas())
+
+
+class PinnedRouter(RequestRouter):
+    """Ranks the decided replica first, then the others, so that a full or lost one is not waited for."""
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        live = live_replicas(self._deployment_id.name, self._deployment_id.app_name)
+        live.ids = frozenset(replica.replica_id.unique_id for replica in replicas)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        try:
+            if pending_request is None:
+                return [candidate_replicas]
+            # Without it a full replica is asked again in a hot loop (Serve 2.60).
+            pending_request.routing_context.should_backoff = True
+            return self._rank(candidate_replicas, pending_request.kwargs.get("pin"))
+        except Exception:
+            log.exception("the pinned router fell back to a random order")
+            return [random.sample(candidate_replicas, len(candidate_replicas))]
+
+    def _rank(self, candidates: list[RunningReplica], pin: Pin | None) -> list[list[RunningReplica]]:
+        if pin is None:
+            return [candidates]
+        by_id = {replica.replica_id.unique_id: replica for replica in candidates}
+        queues = {rid: self._queue_length(replica) for rid, replica in by_id.items()}
+        order = [rid for rid in pin.ranked if rid in by_id]
+        order += [rid for rid in rank_by_rendezvous(pin.tie_key, queues) if rid not in order]
+        order.sort(key=lambda rid: rid in pin.exclude)  # stable: only moves the excluded to the end
+        return [[by_id[rid]] for rid in order]
+
+    def _queue_length(self, replica: RunningReplica) -> int:
+        return self.replica_queue_len_cache.get(replica.replica_id) or 0
+
+
+def rank_by_rendezvous(tie_key: int, queues: dict[str, int]) -> Sequence[str]:
+    """Replica ids by rendezvous hash of `tie_key`; those above the load bound come last, shortest first.
+
+    queues: requests at each replica.
+    """
+    if not queues:
+        return []
+    bound = math.ceil(LOAD_BOUND * (sum(queues.values()) + 1) / len(queues))
+    seed = tie_key & 0xFFFF_FFFF_FFFF_FFFF
+    weight = {rid: xxhash.xxh3_64_intdigest(rid.encode(), seed) for rid in queues}
+    within = sorted((r for r in queues if queues[r] < bound), key=lambda r: (-weight[r], r))
+    above = sorted((r for r in queues if queues[r] >= bound), key=lambda r: (queues[r], -weight[r], r))
+    return [*within, *above]

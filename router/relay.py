@@ -1,0 +1,288 @@
+"""The event relay, inside the engine's replica: one worker's ordered channel to the router actor.
+
+It turns the engine's KV events into keys here, so that the actor never hashes, and sends only the net
+change, together with what the replica reports of its requests. Whatever goes wrong on the way ends in
+one of two moves, both of which begin from a full table:
+
+    the actor lacks something (a failed push, a new actor, `need == "table"`)   a table push
+    we lack something (events lost, the engine began anew)                      a new epoch
+
+When events are lost for good, everything known of the engine is forgotten, rather than some of it kept
+that may be gone: a partial epoch understates, and never promises a block that was evicted unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from router.channel import Channel, LifecycleQueue
+from router.events import AllCleared, EventBatch
+from router.keys import root_key
+from router.residency import Residency
+from router.subscription import EventSource, EventSubscription
+from sightline_types import (
+    EngineLoad,
+    KeyScheme,
+    LifecycleEvent,
+    PushReply,
+    RelayStatus,
+    WorkerContract,
+    WorkerId,
+    WorkerPush,
+)
+
+__all__ = ["EventRelay", "EventSource"]
+
+log = logging.getLogger("sightline.relay")
+
+#: The longest wait for the engine's first replay; what comes later is taken as it comes.
+CATCH_UP_TIMEOUT_S = 10.0
+PUSH_TIMEOUT_S = 2.0
+LEAVE_TIMEOUT_S = 1.0
+
+
+def no_load() -> EngineLoad | None:
+    return None
+
+
+class EventRelay:
+    """Follows one engine and reports it to the router actor.
+
+    Everything runs in the event loop that `start` was called in.
+
+    source: None for a worker that publishes no events: heartbeats and lifecycle only.
+    push: sends one message to the actor, wherever that is now; whatever it raises is a failed push.
+    settle_s: how long no event and no report must have come for the relay to be idle.
+    load: what the engine says of itself, asked at each push; must not raise.
+    on_lost: told why, when events were lost for good.
+
+    Raises:
+        UnsupportedScheme: blocks of the contract's scheme have no keys.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        contract: WorkerContract,
+        source: EventSource | None,
+        push: Callable[[WorkerPush], Awaitable[PushReply]],
+        *,
+        push_interval_s: float = 0.015,
+        heartbeat_s: float = 0.5,
+        settle_s: float = 0.1,
+        load: Callable[[], EngineLoad | None] = no_load,
+        clock: Callable[[], float] = time.monotonic,
+        epoch: int | None = None,
+        on_lost: Callable[[str], None] | None = None,
+    ) -> None:
+        self._worker = worker
+        self._contract = contract
+        self._push = push
+        self._push_interval_s = push_interval_s
+        self._heartbeat_s = heartbeat_s
+        self._settle_s = settle_s
+        self._load = load
+        self._clock = clock
+        self._on_lost = on_lost
+        self._residency = Residency(contract.spec, counts=contract.scheme is not KeyScheme.SGLANG)
+        self._subscription = self._subscribe(source)
+        self._is_partial = False
+        self._lifecycle = LifecycleQueue()
+        self._channel = Channel(secrets.randbits(62) if epoch is None else epoch)
+        self._last_change = self._last_push = clock()
+        self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._follower: asyncio.Task[None] | None = None
+        self._pusher: asyncio.Task[None] | None = None
+
+    def _subscribe(self, source: EventSource | None) -> EventSubscription | None:
+        if source is None:
+            return None
+        root_key(self._contract.scheme)  # raises now rather than at the first event
+        return EventSubscription(
+            source,
+            on_batch=self._take_batch,
+            on_lost=self._lose,
+            on_restart=self._restart,
+            on_caught_up=self._changed,
+        )
+
+    async def start(self) -> None:
+        """Catch up with the engine, and register with the actor; does not fail where there is none yet."""
+        self._loop = asyncio.get_running_loop()
+        if self._subscription is not None:
+            self._follower = _spawn(self._subscription.run())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._subscription.caught_up.wait(), CATCH_UP_TIMEOUT_S)
+        await self._push_once()
+        self._pusher = _spawn(self._push_for_ever())
+
+    def report(self, event: LifecycleEvent) -> None:
+        """Send `event` with the next push. For callers in the relay's event loop."""
+        self._lifecycle.add(event)
+        self._changed()
+
+    def report_threadsafe(self, event: LifecycleEvent) -> None:
+        """`report` for callers in another thread, after `start`."""
+        assert self._loop is not None, "the relay has not started"
+        self._loop.call_soon_threadsafe(self.report, event)
+
+    async def leave(self) -> None:
+        """Tell the actor to forget this worker. Best effort, within a second; nothing is pushed after."""
+        if self._channel.has_left:
+            return
+        self._channel.has_left = True
+        await _cancel(self._pusher)
+        await self._push_once(LEAVE_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """Stop, without a word to the actor."""
+        self._channel.has_left = True
+        await _cancel(self._pusher)
+        await _cancel(self._follower)
+        if self._subscription is not None:
+            self._subscription.close()
+
+    @property
+    def status(self) -> RelayStatus:
+        if self._subscription is None:
+            return RelayStatus(idle=self._is_idle)
+        followed = self._subscription.status
+        return RelayStatus(
+            engine_seq=followed.next_seq - 1,
+            idle=self._is_idle,
+            partial=self._is_partial,
+            replayed_batches=followed.replayed_batches,
+            undecodable_events=followed.undecodable_batches + self._residency.faults.unknown_events,
+        )
+
+    @property
+    def dropped_lifecycle_events(self) -> int:
+        return self._lifecycle.num_dropped
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._is_quiet and self._clock() - self._last_change >= self._settle_s
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Nothing runs and nothing is on its way: idle, once the settle time is over."""
+        is_behind = self._subscription is not None and self._subscription.status.catching_up
+        return not self._lifecycle.running and not is_behind
+
+    def _changed(self) -> None:
+        self._last_change = self._clock()
+        self._wake.set()
+
+    def _take_batch(self, batch: EventBatch) -> None:
+        for event in batch.events:
+            self._residency.apply(event)
+            if self._is_partial and isinstance(event, AllCleared):
+                self._begin_epoch(partial=False)  # an empty cache is known whole
+        self._changed()
+
+    def _lose(self, why: str) -> None:
+        log.warning("worker %s: KV events lost: %s", self._worker, why)
+        self._begin_epoch(partial=True)
+        if self._on_lost is not None:
+            self._on_lost(why)
+
+    def _restart(self) -> None:
+        log.warning("worker %s: its engine publishes from the beginning again", self._worker)
+        self._begin_epoch(partial=False)
+
+    def _begin_epoch(self, *, partial: bool) -> None:
+        self._residency.reset()
+        self._is_partial = partial
+        self._channel.begin_epoch()
+        self._changed()
+
+    async def _push_for_ever(self) -> None:
+        while True:
+            self._wake.clear()
+            wait_s = self._due() - self._clock()
+            if wait_s <= 0:
+                await self._push_once()
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), wait_s)
+
+    def _due(self) -> float:
+        """When to push next, by the clock."""
+        if self._channel.num_failures:
+            return self._last_push + self._channel.backoff_s
+        soon = self._last_push + self._push_interval_s
+        if self._has_news:
+            return soon
+        due = self._last_push + self._heartbeat_s
+        if self._is_quiet and not self._channel.sent.idle:
+            due = min(due, max(soon, self._last_change + self._settle_s))
+        return due
+
+    @property
+    def _has_news(self) -> bool:
+        followed = self._subscription.status.next_seq - 1 if self._subscription is not None else -1
+        return (
+            self._channel.needs_table
+            or bool(self._lifecycle.pending)
+            or self._residency.has_changes
+            or followed != self._channel.sent.engine_seq
+        )
+
+    async def _push_once(self, timeout_s: float = PUSH_TIMEOUT_S) -> None:
+        """Send one message. Never raises: what was not taken is sent again, from a table."""
+        message = self._message()
+        self._last_push = self._clock()
+        reply: PushReply | None = None
+        try:
+            reply = await asyncio.wait_for(self._push(message), timeout_s)
+        except Exception as error:  # whatever the transport raises: the actor is away, and comes back
+            log.debug("worker %s: push %d failed: %r", self._worker, message.seq, error)
+        finally:
+            self._settle(message, reply)
+
+    def _message(self) -> WorkerPush:
+        table = self._channel.needs_table
+        changes = self._residency.drain()
+        return WorkerPush(
+            self._worker,
+            self._channel.epoch,
+            self._channel.take_seq(),
+            deltas=self._residency.table() if table else changes,
+            lifecycle=self._lifecycle.take(),
+            relay=self.status,
+            load=self._load(),
+            table=table,
+            contract=self._contract if table else None,
+            leaving=self._channel.has_left,
+        )
+
+    def _settle(self, message: WorkerPush, reply: PushReply | None) -> None:
+        if not self._channel.settle(message, reply):
+            self._lifecycle.put_back(message.lifecycle)
+
+
+def _spawn(endless: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    task = asyncio.create_task(endless)
+    task.add_done_callback(_report_death)
+    return task
+
+
+def _report_death(task: asyncio.Task[None]) -> None:
+    """Without its tasks a relay is silent, and the actor forgets the worker: the log must say why."""
+    if not task.cancelled() and task.exception() is not None:
+        log.critical("the event relay stopped", exc_info=task.exception())
+
+
+async def _cancel(task: asyncio.Task[None] | None) -> None:
+    if task is None or task.done():
+        return
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

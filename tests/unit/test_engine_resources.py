@@ -1,0 +1,56 @@
+"""What `build` asks Ray for, by tensor parallel size and share of a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.build import engine_config, engine_resources
+from app.settings import Settings
+
+
+def settings(**fields: Any) -> Settings:
+    return Settings(**fields)
+
+
+def test_on_cpu_a_replica_takes_part_of_a_core() -> None:
+    resources = engine_resources(settings(tensor_parallel_size=4), "cpu")
+    assert resources.options == {"ray_actor_options": {"num_cpus": 0.5}}
+    assert resources.executor is None
+
+
+def test_one_gpu_is_held_by_the_replica() -> None:
+    resources = engine_resources(settings(), "gpu")
+    assert resources.options == {"ray_actor_options": {"num_cpus": 1, "num_gpus": 1}}
+    assert resources.executor is None
+
+
+def test_half_a_gpu_is_a_share() -> None:
+    resources = engine_resources(settings(gpus_per_replica=0.5), "gpu")
+    assert resources.options["ray_actor_options"]["num_gpus"] == 0.5
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_within_a_node_the_replica_holds_all_gpus_and_vllm_starts_processes(size: int) -> None:
+    resources = engine_resources(settings(tensor_parallel_size=size), "gpu")
+    assert resources.options == {"ray_actor_options": {"num_cpus": 1, "num_gpus": size}}
+    assert resources.executor == "mp"
+
+
+def test_across_nodes_each_worker_has_a_bundle_beside_the_replica() -> None:
+    resources = engine_resources(settings(tensor_parallel_size=16), "gpu")
+    bundles = resources.options["placement_group_bundles"]
+    assert bundles[0] == {"CPU": 1.0}
+    assert bundles[1:] == [{"GPU": 1.0, "CPU": 1.0}] * 16
+    assert "num_gpus" not in resources.options["ray_actor_options"]
+    assert resources.executor == "ray"
+
+
+def test_a_share_does_not_go_with_tensor_parallelism() -> None:
+    with pytest.raises(ValueError, match="gpus_per_replica"):
+        engine_resources(settings(tensor_parallel_size=2, gpus_per_replica=0.5), "gpu")
+
+
+def test_the_engine_is_told_the_executor() -> None:
+    assert engine_config(settings(tensor_parallel_size=8), "gpu").executor == "mp"

@@ -1,0 +1,217 @@
+"""The block index: plain examples, then any history against the naive oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from naive_index import NaiveIndex
+
+from router.index import BlockIndex, Leading
+from sightline_types import DecisionId, Tier, TierDelta, WorkerId
+
+A, B, C = (WorkerId(name) for name in "abc")
+GPU, CPU, WINDOW = Tier(), Tier(0, "CPU"), Tier(1)
+ONE, TWO = DecisionId("one"), DecisionId("two")
+
+
+def keys(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.uint64)
+
+
+def delta(stored=(), removed=(), tier: Tier = GPU) -> TierDelta:
+    return TierDelta(tier, keys(*stored).astype("<u8").tobytes(), keys(*removed).astype("<u8").tobytes())
+
+
+def test_leading_blocks_are_counted_for_all_workers_in_one_answer():
+    index = BlockIndex()
+    index.apply(A, delta([1, 2, 3]))
+    index.apply(B, delta([1, 3]))
+    index.apply(C, delta([2, 3]))
+    assert index.leading(keys(1, 2, 3, 4)) == {A: Leading(3, 3), B: Leading(1, 1), C: Leading(0, 0)}
+
+
+def test_a_request_without_full_blocks_has_nothing_anywhere():
+    index = BlockIndex()
+    index.apply(A, delta([1]))
+    assert index.leading(keys()) == {A: Leading(0, 0)}
+
+
+def test_only_the_first_group_on_the_gpu_earns_credit():
+    index = BlockIndex()
+    index.apply(A, delta([1, 2], tier=CPU))
+    index.apply(A, delta([1, 2], tier=WINDOW))
+    assert index.leading(keys(1, 2))[A] == Leading(0, 0)
+    assert (index.num_blocks(A), index.num_blocks(A, CPU), index.num_blocks(A, WINDOW)) == (0, 2, 2)
+
+
+def test_a_hole_ends_the_prefix_until_its_block_returns():
+    index = BlockIndex()
+    index.apply(A, delta([1, 2, 3]))
+    index.apply(A, delta(removed=[2]))
+    assert index.leading(keys(1, 2, 3))[A].confirmed == 1
+    index.apply(A, delta([2]))
+    assert index.leading(keys(1, 2, 3))[A].confirmed == 3
+
+
+def test_a_repeated_store_and_an_unknown_removal_are_counted_and_harmless():
+    index = BlockIndex()
+    index.apply(A, delta([1]))
+    index.apply(A, delta([1, 2]))
+    index.apply(A, delta(removed=[2]))
+    index.apply(A, delta(removed=[2, 9]))
+    index.apply(A, delta(removed=[9], tier=CPU))
+    assert (index.stats().repeated_stores, index.stats().unknown_removals) == (1, 3)
+    assert index.num_blocks(A) == 1
+
+
+def test_a_table_replaces_what_was_held_before():
+    index = BlockIndex()
+    index.apply(A, delta([1, 2]))
+    index.apply(A, delta([5], tier=CPU))
+    index.apply(B, delta([1]))
+    index.replace(A, [delta([1, 3])])
+    assert index.leading(keys(1, 3)) == {A: Leading(2, 2), B: Leading(1, 1)}
+    assert index.num_blocks(A, CPU) == 0
+
+
+def test_a_slot_is_used_again_and_inherits_nothing():
+    index = BlockIndex()
+    index.apply(A, delta([1, 2]))
+    index.expect(A, keys(3), 10.0, ONE)
+    index.forget(A)
+    index.apply(B, delta([1]))
+    assert index.leading(keys(1, 2, 3)) == {B: Leading(1, 1)}
+    assert index.stats().expected_blocks == 0
+
+
+def test_memory_returns_after_removals():
+    index = BlockIndex()
+    index.apply(A, delta([1, 2]))
+    index.expect(A, keys(3), 10.0, ONE)
+    index.apply(A, delta(removed=[1, 2]))
+    index.drop_expected(ONE)
+    assert (index._tiers, index._expected_masks, index._waiting, index._expectations) == ({}, {}, {}, {})
+
+
+def test_expected_blocks_extend_the_expected_prefix_only():
+    index = BlockIndex()
+    index.apply(A, delta([1, 3]))
+    index.expect(A, keys(1, 2, 3, 4), 10.0, ONE)
+    assert index.leading(keys(1, 2, 3, 4, 5))[A] == Leading(1, 4)
+    assert index.num_expected(A) == 2
+
+
+def test_an_event_settles_what_was_expected():
+    index = BlockIndex()
+    index.expect(A, keys(1, 2), 10.0, ONE)
+    index.apply(A, delta([1]))
+    index.apply(A, delta(removed=[1]))
+    assert index.leading(keys(1, 2))[A] == Leading(0, 0)
+    assert index.num_expected(A) == 1
+
+
+def test_a_block_stays_expected_while_another_decision_waits_for_it():
+    index = BlockIndex()
+    index.expect(A, keys(1), 10.0, ONE)
+    index.expect(A, keys(1), 10.0, TWO)
+    index.drop_expected(ONE)
+    assert index.leading(keys(1))[A].expected == 1
+    index.drop_expected(TWO)
+    assert index.leading(keys(1))[A].expected == 0
+
+
+def test_expecting_again_moves_the_decision_to_the_other_worker():
+    index = BlockIndex()
+    index.expect(A, keys(1), 10.0, ONE)
+    index.expect(B, keys(1), 10.0, ONE)
+    assert index.leading(keys(1)) == {A: Leading(0, 0), B: Leading(0, 1)}
+
+
+def test_expected_blocks_go_when_their_time_is_over():
+    index = BlockIndex()
+    index.expect(A, keys(1), 10.0, ONE)
+    index.expect(A, keys(2), 11.0, TWO)
+    index.sweep(10.0)
+    assert index.leading(keys(1))[A].expected == 0
+    assert index.leading(keys(2))[A].expected == 1
+
+
+def test_trimming_drops_the_oldest_expectations_first():
+    index = BlockIndex()
+    index.expect(A, keys(1, 2), 10.0, ONE)
+    index.expect(A, keys(3, 4), 10.0, TWO)
+    index.trim_expected(A, 3)
+    assert index.leading(keys(1))[A].expected == 0
+    assert index.leading(keys(3, 4))[A].expected == 2
+
+
+_workers = st.sampled_from([A, B, C])
+_tiers = st.sampled_from([GPU, GPU, CPU, WINDOW])
+_keys = st.sets(st.integers(1, 12), max_size=8)
+_owners = st.sampled_from([DecisionId(f"d{i}") for i in range(4)])
+
+
+class IndexAgainstOracle(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.index, self.naive, self.now = BlockIndex(), NaiveIndex(), 0.0
+
+    @rule(worker=_workers, tier=_tiers, stored=_keys, removed=_keys)
+    def apply(self, worker, tier, stored, removed):
+        removed = removed - stored
+        self.index.apply(worker, delta(stored, removed, tier))
+        self.naive.apply(worker, tier, stored, removed)
+
+    @rule(worker=_workers, gpu=_keys, cpu=_keys)
+    def replace(self, worker, gpu, cpu):
+        self.index.replace(worker, [delta(gpu), delta(cpu, tier=CPU)])
+        self.naive.replace(worker, {GPU: gpu, CPU: cpu})
+
+    @rule(worker=_workers)
+    def forget(self, worker):
+        self.index.forget(worker)
+        self.naive.forget(worker)
+
+    @rule(worker=_workers, wanted=_keys, ttl=st.integers(1, 3), owner=_owners)
+    def expect(self, worker, wanted, ttl, owner):
+        self.index.expect(worker, keys(*wanted), self.now + ttl, owner)
+        self.naive.expect(worker, sorted(wanted), self.now + ttl, owner)
+
+    @rule(owner=_owners)
+    def drop_expected(self, owner):
+        self.index.drop_expected(owner)
+        self.naive.drop_expected(owner)
+
+    @rule(worker=_workers)
+    def drop_expected_of(self, worker):
+        self.index.drop_expected_of(worker)
+        self.naive.drop_expected_of(worker)
+
+    @rule()
+    def sweep(self):
+        self.now += 1
+        self.index.sweep(self.now)
+        self.naive.sweep(self.now)
+
+    @rule(asked=st.permutations(range(1, 13)), count=st.integers(0, 12))
+    def ask(self, asked, count):
+        assert self.index.leading(keys(*asked[:count])) == self.naive.leading(asked[:count])
+
+    @invariant()
+    def agrees(self):
+        self.index.check_integrity()
+        assert self.index.workers() == set(self.naive.held)
+        ascending = list(range(1, 13))
+        assert self.index.leading(keys(*ascending)) == self.naive.leading(ascending)
+        for worker in (A, B, C):
+            assert self.index.num_expected(worker) == len(self.naive.expected.get(worker, ()))
+            for tier in (GPU, CPU, WINDOW):
+                assert self.index.num_blocks(worker, tier) == self.naive.num_blocks(worker, tier)
+                held = self.naive.held.get(worker, {}).get(tier, set())
+                assert self.index.held_keys(worker, tier).tolist() == sorted(held)
+
+
+TestIndexAgainstOracle = IndexAgainstOracle.TestCase
+TestIndexAgainstOracle.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)

@@ -1,0 +1,34 @@
+"""The order in which the pinned router tries replicas."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.pinned import rank_by_rendezvous
+
+
+def test_equal_keys_go_to_the_same_replica() -> None:
+    queues = {"a": 0, "b": 0, "c": 0}
+    assert rank_by_rendezvous(7, queues) == rank_by_rendezvous(7, dict(reversed(queues.items())))
+
+
+def test_different_keys_spread() -> None:
+    firsts = {rank_by_rendezvous(key, {"a": 0, "b": 0, "c": 0})[0] for key in range(64)}
+    assert firsts == {"a", "b", "c"}
+
+
+def test_a_replica_above_the_load_bound_comes_last() -> None:
+    for key in range(32):
+        assert rank_by_rendezvous(key, {"a": 100, "b": 1, "c": 1})[-1] == "a"
+
+
+def test_a_lost_replica_moves_only_its_own_keys() -> None:
+    before = {key: rank_by_rendezvous(key, {"a": 0, "b": 0, "c": 0})[0] for key in range(200)}
+    after = {key: rank_by_rendezvous(key, {"a": 0, "b": 0})[0] for key in range(200)}
+    assert all(after[key] == home for key, home in before.items() if home != "c")
+
+
+@given(st.integers(), st.dictionaries(st.text(min_size=1, max_size=8), st.integers(0, 1000), max_size=8))
+def test_every_replica_is_ranked_once(key: int, queues: dict[str, int]) -> None:
+    assert sorted(rank_by_rendezvous(key, queues)) == sorted(queues)

@@ -1,0 +1,61 @@
+"""A killed process's children do not outlive it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from deployments.engines import reaper
+
+PARENT = """
+import subprocess, sys, time
+from deployments.engines.reaper import start_reaper
+start_reaper()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(300)
+"""
+
+
+def test_children_of_a_killed_process_are_killed_even_in_sessions_of_their_own() -> None:
+    root = Path(__file__).resolve().parents[2]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    time.sleep(3 * reaper.PERIOD_S)  # the reaper notes it on its next round
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    _, alive = psutil.wait_procs([child], timeout=30)
+    assert not alive
+
+
+def test_a_zombie_counts_as_gone() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    deadline = time.monotonic() + 30
+    while reaper.start_time(child.pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert reaper.start_time(child.pid) is None
+    child.wait()
+
+
+def test_descendants_are_found_with_their_start_times() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        found = reaper.descendants(os.getpid())
+        assert (child.pid, reaper.start_time(child.pid)) in found
+    finally:
+        child.kill()
+        child.wait()

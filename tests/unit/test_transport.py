@@ -1,0 +1,45 @@
+"""Media bytes laid end to end and taken apart again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from deployments.transport import INLINE_LIMIT_BYTES, pack, part, ship
+from sightline_types import MediaId, MediaItem, MediaSource, Modality
+
+
+def item(number: int, source: MediaSource) -> MediaItem:
+    return MediaItem(Modality.IMAGE, MediaId(number), source)
+
+
+def test_files_and_pixels_come_out_as_they_went_in() -> None:
+    pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+    items = [
+        item(1, MediaSource(url="http://x")),
+        item(2, MediaSource(pixels=pixels)),
+        item(3, MediaSource(data=b"zz")),
+    ]
+    media, payload = pack(items, [b"file one", None, b"zz"])
+    assert [m.form for m in media] == ["file", "pixels", "file"]
+    assert bytes(part(payload, media[0])) == b"file one"
+    assert np.array_equal(np.frombuffer(part(payload, media[1]), np.uint8).reshape(media[1].shape), pixels)
+    assert bytes(part(payload, media[2])) == b"zz"
+
+
+def test_an_array_from_the_object_store_is_read_like_bytes() -> None:
+    media, payload = pack(
+        [item(1, MediaSource(data=b"abc")), item(2, MediaSource(data=b"defg"))], [b"abc", b"defg"]
+    )
+    stored = np.frombuffer(payload, dtype=np.uint8)
+    assert bytes(part(stored, media[1])) == b"defg"
+
+
+def test_small_payloads_travel_by_value() -> None:
+    assert ship(b"x" * INLINE_LIMIT_BYTES) == b"x" * INLINE_LIMIT_BYTES
+    assert ship(b"") is None
+
+
+def test_an_item_without_bytes_is_a_bug_that_speaks() -> None:
+    with pytest.raises(ValueError, match="neither pixels nor bytes"):
+        pack([item(1, MediaSource(url="http://x"))], [None])
