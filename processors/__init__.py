@@ -1,0 +1,37 @@
+"""From a chat request to tokens and media: template, tokenizer, fetch, probe, identity, layout."""
+
+from __future__ import annotations
+
+from processors.config import MediaConfig
+from processors.decode import decode_image
+from processors.errors import MediaTooLarge, MediaUnreachable, RequestError, UnsupportedMedia
+from processors.families import layout_for
+from processors.families.qwen_vl import layout_from_processor
+from processors.fetch import Fetcher
+from processors.identity import identity_of_bytes, identity_of_pixels, identity_of_url
+from processors.layout import ImageLayout, SizeRefused
+from processors.model_files import ModelFiles
+from processors.probe import NeedMoreBytes, UnknownFormat, probe_image
+from processors.prompt import PromptBuilder
+
+__all__ = [
+    "Fetcher",
+    "ImageLayout",
+    "MediaConfig",
+    "MediaTooLarge",
+    "MediaUnreachable",
+    "ModelFiles",
+    "NeedMoreBytes",
+    "PromptBuilder",
+    "RequestError",
+    "SizeRefused",
+    "UnknownFormat",
+    "UnsupportedMedia",
+    "decode_image",
+    "identity_of_bytes",
+    "identity_of_pixels",
+    "identity_of_url",
+    "layout_for",
+    "layout_from_processor",
+    "probe_image",
+]

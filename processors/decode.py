@@ -1,0 +1,72 @@
+"""Pixels from an encoded file: the same as the engine's own loader would make of it.
+
+The rules are those of vLLM 0.32's image loader, so that an identity and a size computed here hold for
+what the engine sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from io import BytesIO
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from processors.errors import RequestError, UnsupportedMedia
+
+__all__ = ["decode_image"]
+
+# Formats that are decoded in this process. Left out are those that start an interpreter or need an
+# external handler (EPS, WMF, BUFR, GRIB, HDF5) and MPEG, which is no picture.
+_FORMAT_NAMES = """
+AVIF BLP BMP CUR DCX DDS DIB FITS FLI FTEX GBR GIF ICNS ICO IM IMT IPTC JPEG JPEG2000 MCIDAS MSP PCD
+PCX PIXAR PNG PPM PSD QOI SGI SPIDER SUN TGA TIFF WEBP XBM XPM XVTHUMB
+"""
+_FORMATS = tuple(_FORMAT_NAMES.split())
+_ALPHA_MODES = ("RGBA", "LA", "PA")
+_WHITE = (255, 255, 255)
+
+
+def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
+    """The first frame, upright, RGB, transparency on white.
+
+    Raises:
+        UnsupportedMedia: 415 for a format that is not read here, 400 for a broken file or one of
+            more than `max_pixels` (told from its header, before any pixel is decoded).
+    """
+    try:
+        image: Image.Image = Image.open(BytesIO(data), formats=_FORMATS)
+        check_pixels(image.width, image.height, max_pixels)
+        # A picture whose EXIF cannot be read stays as it is.
+        with contextlib.suppress(Exception):
+            image = ImageOps.exif_transpose(image)
+        image.load()
+        return _to_rgb(image)
+    except RequestError:
+        raise
+    except UnidentifiedImageError:
+        message = "the image is of no format that can be read here; send PNG, JPEG, WebP, GIF, BMP or TIFF"
+        raise UnsupportedMedia(message) from None
+    except Exception as error:
+        # Pillow's readers raise whatever the file leads them to, from struct.error to KeyError.
+        raise UnsupportedMedia(f"the image cannot be decoded: {error}", status=400) from error
+
+
+def check_pixels(width: int, height: int, max_pixels: int) -> None:
+    """
+    Raises:
+        UnsupportedMedia: 400 above the limit.
+    """
+    if width * height > max_pixels:
+        message = f"the image has {width}x{height} = {width * height} pixels; the limit is {max_pixels}"
+        raise UnsupportedMedia(f"{message} (media.max_pixels). Send a smaller one.", status=400)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB":
+        return image  # even with a transparent colour named in its header: the engine ignores it too
+    if image.mode not in _ALPHA_MODES and "transparency" not in image.info:
+        return image.convert("RGB")
+    layer = image if image.mode == "RGBA" else image.convert("RGBA")
+    flat = Image.new("RGB", layer.size, _WHITE)
+    flat.paste(layer, mask=layer.getchannel("A"))
+    return flat

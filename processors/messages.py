@@ -1,0 +1,146 @@
+"""OpenAI's `messages`, checked, and made ready for a chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from processors.errors import RequestError
+from sightline_types import Modality
+
+__all__ = ["Conversation", "MediaPart", "parse_messages"]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+SERVED_PARTS = "text, image_url"
+_MEDIA_PARTS = ("image_url", "video_url", "audio_url", "input_audio", "image_embeds")
+_SCHEMES = ("http://", "https://", "data:")
+#: Fields beside role and content that chat templates read.
+_TEMPLATE_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """A media item as the request names it. param: its path in the request."""
+
+    modality: Modality
+    url: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """messages: for a template, content a text or a list of {"type": "text" | "image", ...} parts.
+
+    media: in the order of the {"type": "image"} parts.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    media: tuple[MediaPart, ...] = ()
+
+
+def parse_messages(messages: object, *, enable_multimodal: bool, max_items: int) -> Conversation:
+    """Check a request's `messages`.
+
+    Raises:
+        RequestError: 400, with the path of what is wrong.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise _refused("messages", "must be a list with at least one message")
+    media: list[MediaPart] = []
+    ready = tuple(_message(m, f"messages[{i}]", media) for i, m in enumerate(messages))
+    if media and not enable_multimodal:
+        text = "holds media, but this deployment serves text only (enable_multimodal is false)"
+        raise _refused(media[0].param, text, code="multimodal_disabled")
+    if len(media) > max_items:
+        raise _refused(
+            media[max_items].param,
+            f"is media item {max_items + 1}; the limit is {max_items} (media.max_items)",
+        )
+    return Conversation(ready, tuple(media))
+
+
+def _refused(param: str, problem: str, *, code: str | None = None) -> RequestError:
+    return RequestError(f"{param} {problem}", param=param, code=code)
+
+
+def _message(message: object, param: str, media: list[MediaPart]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise _refused(param, "must be an object with a role and content")
+    role = message.get("role")
+    if role not in ROLES:
+        raise _refused(f"{param}.role", f"is {role!r}; known roles are {', '.join(ROLES)}")
+    ready: dict[str, Any] = {"role": role, "content": _content(message, role, param, media)}
+    ready |= {name: message[name] for name in _TEMPLATE_FIELDS if message.get(name) is not None}
+    if role == "assistant" and message.get("tool_calls"):
+        ready["tool_calls"] = _tool_calls(message["tool_calls"], f"{param}.tool_calls")
+    return ready
+
+
+def _content(message: Mapping[str, Any], role: str, param: str, media: list[MediaPart]) -> str | list[Any]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None and role == "assistant":
+        return ""  # beside tool calls it may be left out
+    if not isinstance(content, list):
+        raise _refused(f"{param}.content", "must be a text or a list of parts")
+    parts = [_part(part, f"{param}.content[{i}]", media) for i, part in enumerate(content)]
+    if role == "tool" and all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)  # most templates take a text only here
+    return parts
+
+
+def _part(part: object, param: str, media: list[MediaPart]) -> dict[str, str]:
+    if not isinstance(part, Mapping):
+        raise _refused(param, f"must be an object with a type; served types are {SERVED_PARTS}")
+    kind = part.get("type")
+    if kind == "text":
+        if not isinstance(part.get("text"), str):
+            raise _refused(f"{param}.text", "must be a text")
+        return {"type": "text", "text": part["text"]}
+    if kind == "image_url":
+        media.append(MediaPart(Modality.IMAGE, _image_url(part, param), f"{param}.image_url"))
+        return {"type": "image"}
+    if kind in _MEDIA_PARTS:
+        raise _refused(
+            param, f"is of type {kind!r}, which is not served yet; served types are {SERVED_PARTS}"
+        )
+    raise _refused(param, f"has the unknown type {kind!r}; served types are {SERVED_PARTS}")
+
+
+def _image_url(part: Mapping[str, Any], param: str) -> str:
+    if part.get("uuid") is not None:
+        raise _refused(f"{param}.uuid", "is not served yet; leave it out")
+    value = part.get("image_url")
+    url = value.get("url") if isinstance(value, Mapping) else value
+    if not isinstance(url, str) or not url.strip():
+        raise _refused(f"{param}.image_url", 'must be {"url": "..."} with an http(s) or data: URL')
+    url = url.strip()
+    if not url[:8].lower().startswith(_SCHEMES):
+        raise _refused(f"{param}.image_url", f"begins with {url[:8]!r}; served are http(s) and data: URLs")
+    return url
+
+
+def _tool_calls(calls: object, param: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise _refused(param, "must be a list")
+    return [_tool_call(call, f"{param}[{i}]") for i, call in enumerate(calls)]
+
+
+def _tool_call(call: object, param: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise _refused(param, 'must be {"type": "function", "function": {...}}')
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+
+
+def _arguments(arguments: object) -> dict[str, Any]:
+    """Templates want an object. History that is no JSON object is kept from failing every later turn."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return {}
+    return dict(arguments) if isinstance(arguments, Mapping) else {}

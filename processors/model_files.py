@@ -1,0 +1,91 @@
+"""A model's own files, as far as a prompt needs them: never its weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import cached_file
+
+__all__ = ["ModelFiles"]
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The configuration files and the tokenizer of one model.
+
+    config: config.json. preprocessor: the image processor's settings, empty for a text-only model.
+    tokenizer: with the chat template, where the model has one.
+    """
+
+    config: dict[str, Any]
+    preprocessor: dict[str, Any]
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def load(cls, model: str | Path) -> ModelFiles:
+        """Read a local folder, or fetch a hub id's small files into the hub's cache.
+
+        Raises:
+            OSError: there is no such model, or it lacks config.json or a tokenizer.
+        """
+        name = str(model)
+        config = _read_json(name, "config.json", required=True)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        return cls(config, _read_preprocessor(name), cast(PreTrainedTokenizerBase, tokenizer))
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config.get("model_type", ""))
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return tuple(self.config.get("architectures") or ())
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest prompt that the model was made for; an engine may be set to less."""
+        text = self.config.get("text_config") or {}
+        length = self.config.get("max_position_embeddings") or text.get("max_position_embeddings")
+        return None if length is None else int(length)
+
+    @property
+    def image_token_id(self) -> int | None:
+        """The token that stands for an image, by either of the names that config files use."""
+        found = self.config.get("image_token_id", self.config.get("image_token_index"))
+        return found if isinstance(found, int) else None
+
+    @property
+    def media_token_ids(self) -> tuple[int, ...]:
+        """Every token that stands for a media item; a user's text must not contain their names."""
+        names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+        found = (self.config.get(name) for name in names)
+        return tuple(dict.fromkeys(token for token in found if isinstance(token, int)))
+
+
+def _read_preprocessor(model: str) -> dict[str, Any]:
+    # transformers 5 prefers processor_config.json's section where both files exist.
+    nested = _read_json(model, "processor_config.json", required=False).get("image_processor")
+    if isinstance(nested, dict):
+        return nested
+    return _read_json(model, "preprocessor_config.json", required=False)
+
+
+def _read_json(model: str, name: str, *, required: bool) -> dict[str, Any]:
+    path = cached_file(
+        model,
+        name,
+        _raise_exceptions_for_missing_entries=required,
+        _raise_exceptions_for_connection_errors=required,
+    )
+    if path is None and required:
+        raise OSError(f"{model} has no {name}: is it a model's folder or hub id?")
+    if path is None:
+        return {}
+    content = json.loads(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise OSError(f"{name} of {model} is not a JSON object")
+    return content

@@ -1,0 +1,123 @@
+"""From a chat request to a `PreparedPrompt`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from processors.assembly import assemble
+from processors.config import MediaConfig
+from processors.errors import RequestError
+from processors.families import layout_for
+from processors.fetch import Fetcher
+from processors.items import ItemMaker
+from processors.messages import parse_messages
+from processors.model_files import ModelFiles
+from processors.template import ChatTemplate
+from sightline_types import PreparedPrompt
+
+__all__ = ["PromptBuilder"]
+
+_T = TypeVar("_T")
+
+
+class PromptBuilder:
+    """Makes chat requests ready for one model.
+
+    executor: where blocking work runs; None is the event loop's own. clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        media: MediaConfig,
+        *,
+        enable_multimodal: bool,
+        fetcher: Fetcher,
+        clock: Callable[[], float] = time.time,
+        executor: Executor | None = None,
+    ) -> None:
+        self._files = files
+        self._media = media
+        self._enable_multimodal = enable_multimodal
+        self._fetcher = fetcher
+        self._executor = executor
+        self._template = ChatTemplate(files.tokenizer)
+        self._layout = layout_for(files)
+        self._placeholder_id = files.image_token_id
+        self._items = ItemMaker(media, fetcher, self._off_loop, clock)
+
+    async def prepare(
+        self,
+        messages: object,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> PreparedPrompt:
+        """Render, tokenize, name and measure the media, and foresee the engine's expanded prompt.
+
+        Raises:
+            RequestError: whatever is wrong with the request or its media.
+        """
+        max_items = self._media.max_items
+        conversation = parse_messages(
+            messages, enable_multimodal=self._enable_multimodal, max_items=max_items
+        )
+        chat = await self._off_loop(
+            self._template.tokenize,
+            conversation,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+        )
+        self._check_placeholders(chat.token_ids, len(conversation.media))
+        items = await _all(self._items.make(part) for part in conversation.media)
+        return assemble(
+            chat,
+            items,
+            self._layout,
+            placeholder_id=self._placeholder_id,
+            has_processor_kwargs=bool(mm_processor_kwargs),
+        )
+
+    async def aclose(self) -> None:
+        """Closes the fetcher, too."""
+        await self._fetcher.aclose()
+
+    def _check_placeholders(self, token_ids: Sequence[int], num_media: int) -> None:
+        """A placeholder that a user wrote as text would be taken for an image, by the engine as well.
+
+        Raises:
+            RequestError: 400, naming the token.
+        """
+        if num_media and self._layout is None:
+            return  # a family that is not known may write other placeholders
+        for token in self._files.media_token_ids:
+            expected = num_media if token == self._placeholder_id else 0
+            found = token_ids.count(token)
+            if found != expected:
+                name = self._files.tokenizer.convert_ids_to_tokens(token)
+                message = f"the prompt holds {found} x {name} for {expected} media items"
+                message += f"; do not write {name} in text"
+                raise RequestError(message, param="messages", code="placeholder_mismatch")
+
+    async def _off_loop(self, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, functools.partial(function, *args, **kwargs))
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """All results, in order; the first failure ends the others."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
