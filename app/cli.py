@@ -1,0 +1,148 @@
+"""The `sightline` command: each sub-command explains itself with --help.
+
+What a sub-command needs is imported when it runs, so that help is immediate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from app.settings import SettingOrigin
+
+__all__ = ["main"]
+
+_SERVE_CONFIG = "serve_config.yaml"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status (1: failed, 2: wrong usage)."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.run is None:
+        parser.print_help()
+        return 0
+    status: int = args.run(args)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sightline",
+        description="Multimodal KV routing of vision-language models on Ray Serve. "
+        "To serve on a cluster: serve run serve_config.yaml",
+    )
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_config(commands)
+    _add_demo(commands)
+    _add_tiny_model(commands)
+    return parser
+
+
+def _add_config(commands: Any) -> None:
+    command = commands.add_parser(
+        "config",
+        help="print the effective settings and where each comes from",
+        description="Reads a Serve config file and the SIGHTLINE_ variables, which win over it, and prints "
+        "every setting, its value and its origin. Exit status 1 if they cannot be used.",
+    )
+    command.add_argument("--config", type=Path, metavar="FILE", help=f"Serve config file ({_SERVE_CONFIG})")
+    command.add_argument(
+        "--accelerator",
+        choices=("gpu", "cpu"),
+        help="show what holds there (default: as configured; for auto, what this machine has)",
+    )
+    command.set_defaults(run=_run_config)
+
+
+def _add_demo(commands: Any) -> None:
+    command = commands.add_parser(
+        "demo",
+        help="serve on this machine and show that routing works",
+        description="Starts the application on the loopback address, sends a few requests with a picture, "
+        "prints who served them and what was cached, and serves until Ctrl-C.",
+    )
+    command.add_argument(
+        "--config", metavar="FILE", help="Serve config file (default: a tiny random-weight model on the CPU)"
+    )
+    command.add_argument("--once", action="store_true", help="stop after the demonstration")
+    command.add_argument("--port", type=int, help="port to serve on (default: the config file's, 8000)")
+    command.set_defaults(run=_run_demo)
+
+
+def _add_tiny_model(commands: Any) -> None:
+    command = commands.add_parser(
+        "tiny-model",
+        help="make tiny random-weight models, offline",
+        description="Makes models of about 1 MB that an engine loads like real ones: qwen3_vl, qwen2_5_vl, "
+        "qwen2_vl. Prints a folder for each; one that is already there is kept.",
+    )
+    command.add_argument("kind", nargs="+", metavar="KIND", help="qwen3_vl, qwen2_5_vl or qwen2_vl")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the folders go")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights (default: 0)")
+    command.set_defaults(run=_run_tiny_model)
+
+
+def _run_config(args: argparse.Namespace) -> int:
+    from app.serve_file import read_serve_file
+    from app.settings import SettingsError, explain, load_settings
+
+    path = args.config or Path(_SERVE_CONFIG)
+    try:
+        given = read_serve_file(path).args
+        accelerator = args.accelerator or _accelerator_here(load_settings(given, os.environ).accelerator)
+        origins = explain(given, os.environ, accelerator)
+    except SettingsError as error:
+        return _fail(f"{path}: {error}")
+    print(f"{path} on {accelerator}\n")
+    print("\n".join(_table(origins)))
+    return 0
+
+
+def _run_demo(args: argparse.Namespace) -> int:
+    from app.demo import main as demo
+    from app.settings import SettingsError
+
+    try:
+        return demo(args.config, once=args.once, port=args.port)
+    except SettingsError as error:
+        return _fail(str(error))
+
+
+def _run_tiny_model(args: argparse.Namespace) -> int:
+    from app.tiny_models import KINDS, tiny_model
+
+    unknown = [kind for kind in args.kind if kind not in KINDS]
+    if unknown:
+        return _fail(f"unknown kind {unknown[0]!r}: choose from {', '.join(KINDS)}")
+    for kind in args.kind:
+        print(tiny_model(kind, args.out, args.seed))
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(f"sightline: {message}", file=sys.stderr)
+    return 1
+
+
+def _accelerator_here(wanted: str) -> Literal["gpu", "cpu"]:
+    """`auto` without a cluster to ask: what this machine has."""
+    if wanted == "auto":
+        return "gpu" if Path("/dev/nvidiactl").exists() else "cpu"
+    return "gpu" if wanted == "gpu" else "cpu"
+
+
+def _table(origins: Sequence[SettingOrigin]) -> list[str]:
+    rows = [("setting", "value", "from"), *((o.name, _text(o.value), o.origin) for o in origins)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return [f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}".rstrip() for name, value, origin in rows]
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""The Ray Serve deployments: ingress, router (control plane), engine."""

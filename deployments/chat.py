@@ -1,0 +1,423 @@
+"""The path of one chat request: prepare, decide, dispatch, stream. HTTP and Python handles both take it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError
+from ray.serve.handle import DeploymentHandle
+
+from deployments.config import IngressConfig
+from deployments.openai_api import ChatRequest
+from deployments.protocol import Delta, EngineMessage, EngineRequest, Failed, Finished, Refused, Started
+from deployments.transport import pack, ship
+from processors import Fetcher, PromptBuilder, RequestError
+from router.actor import Undecided
+from router.client import RouterClient
+from router.core import PoolView
+from router.keys import block_keys
+from router.pinned import LiveReplicas, Pin
+from sightline_types import (
+    Decision,
+    DecisionId,
+    KeyedView,
+    KeySpec,
+    MediaItem,
+    MediaReport,
+    PreparedPrompt,
+    RouteQuery,
+    WorkerId,
+)
+
+__all__ = ["ChatService", "EngineFailed", "Receipt", "Reply"]
+
+log = logging.getLogger("sightline.deployments")
+
+#: A request that has produced nothing is tried on so many replicas in all.
+TRIES = 2
+
+
+class EngineFailed(RequestError):
+    """The engine, not the request, is to blame: a 5xx."""
+
+    def __init__(self, message: str, status: int = 503, code: str = "engine_failed") -> None:
+        super().__init__(message, status=status, code=code, type="server_error")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (EngineFailed, (str(self), self.status, self.code))
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What the response headers say: who served, and how much of the request it was known to hold."""
+
+    decision_id: DecisionId
+    worker: WorkerId
+    decision: Decision | None
+    reason: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {
+            "x-sightline-worker": str(self.worker),
+            "x-sightline-decision": self.decision_id,
+            "x-sightline-reason": self.reason,
+        }
+        score = None
+        if self.decision is not None:
+            score = next((c for c in self.decision.candidates if c.worker == self.worker), None)
+        if score is not None:
+            headers["x-sightline-overlap"] = f"{score.overlap_blocks}/{score.total_blocks}"
+            headers["x-sightline-media-overlap"] = f"{score.media_overlap_blocks}/{score.media_total_blocks}"
+        return headers
+
+
+@dataclass(slots=True)
+class Reply:
+    """A request that an engine has begun to answer: `receipt` is final, `messages` are still to come."""
+
+    receipt: Receipt
+    messages: AsyncIterator[Delta | Finished]
+    close: Callable[[], Awaitable[None]]
+
+
+class ChatService:
+    """One per ingress replica."""
+
+    def __init__(
+        self,
+        config: IngressConfig,
+        prompts: PromptBuilder,
+        fetcher: Fetcher,
+        client: RouterClient,
+        engine: DeploymentHandle[Any],
+        live: LiveReplicas,
+    ) -> None:
+        self._config = config
+        self._prompts = prompts
+        self._fetcher = fetcher
+        self._client = client
+        self._engine = engine.options(stream=True).generate
+        self._live = live
+        self.max_model_len: int | None = None
+
+    async def start(self, request: ChatRequest, *, tenant: str | None = None) -> Reply:
+        """Everything up to the first message of an engine.
+
+        Raises:
+            RequestError: what the user did wrong, or (`EngineFailed`) that no engine could serve it.
+        """
+        prompt = await self._prompts.prepare(
+            request.messages,
+            tools=request.tools,
+            chat_template_kwargs=request.chat_template_kwargs,
+            add_generation_prompt=request.add_generation_prompt,
+            mm_processor_kwargs=request.mm_processor_kwargs,
+        )
+        self._check_length(prompt, request)
+        salt = cache_salt(request.cache_salt, tenant, self._config.tenant_secret)
+        files = asyncio.gather(*(self._file(item) for item in prompt.media))
+        try:
+            return await self._dispatch(request, prompt, salt, files)
+        finally:
+            # A fetch that nobody waits for any more (another item failed, the client left) ends here.
+            files.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RequestError):
+                await files
+
+    def _check_length(self, prompt: PreparedPrompt, request: ChatRequest) -> None:
+        limit = self.max_model_len
+        if limit is None or not prompt.is_exact:
+            return
+        asked = request.output_limit or 1
+        if prompt.num_tokens + asked <= limit:
+            return
+        message = f"the prompt has {prompt.num_tokens} tokens"
+        if request.output_limit is not None:
+            message += f" and max_tokens asks for {request.output_limit} more"
+        message += f"; the model takes {limit} tokens in all. Shorten the messages or use smaller pictures."
+        raise RequestError(message, param="messages", code="context_length_exceeded")
+
+    async def _file(self, item: MediaItem) -> bytes | None:
+        if item.source.pixels is not None:
+            return None
+        if item.source.data is not None:
+            return item.source.data
+        assert item.source.url is not None
+        return await self._fetcher.fetch(item.source.url)
+
+    async def _dispatch(
+        self,
+        request: ChatRequest,
+        prompt: PreparedPrompt,
+        salt: str | None,
+        files: Awaitable[list[bytes | None]],
+    ) -> Reply:
+        payload: Any = None
+        excluded: tuple[WorkerId, ...] = ()
+        media = None
+        for attempt in range(1, TRIES + 1):
+            decision_id = DecisionId(secrets.token_hex(8))
+            outcome = await self._decide(decision_id, prompt, salt, excluded, request)
+            call = _EngineCall(decision_id, outcome, self._client)
+            try:
+                if media is None:
+                    media, packed = pack(prompt.media, await files)
+                    payload = ship(packed)
+                engine_request = EngineRequest(
+                    decision_id=decision_id,
+                    token_ids=prompt.token_ids,
+                    sampling=request.sampling(),
+                    media=media,
+                    decided=outcome.worker if isinstance(outcome, Decision) else None,
+                    cache_salt=salt,
+                    mm_processor_kwargs=request.mm_processor_kwargs or {},
+                )
+                pin = self._pin(outcome, prompt, excluded)
+                return await call.begin(self._engine, engine_request, payload, pin)
+            except _NothingProduced as failure:
+                await call.close()
+                log.warning("request %s: %s (try %d of %d)", decision_id, failure, attempt, TRIES)
+                if failure.worker is not None:
+                    excluded = (*excluded, failure.worker)
+            except BaseException:
+                await call.close()
+                raise
+        raise EngineFailed(f"no engine replica could serve the request ({TRIES} tried); try again")
+
+    async def _decide(
+        self,
+        decision_id: DecisionId,
+        prompt: PreparedPrompt,
+        salt: str | None,
+        excluded: tuple[WorkerId, ...],
+        request: ChatRequest,
+    ) -> Decision | Undecided:
+        keyed: dict[KeySpec, KeyedView] = {}
+
+        def build(pool: PoolView) -> RouteQuery:
+            for spec in {contract.spec for contract in pool.contracts.values()} - keyed.keys():
+                keyed[spec] = block_keys(prompt.view, spec, salt=salt or "")
+            return route_query(
+                decision_id, prompt, dict(keyed), self._excluded(pool, excluded), request.output_limit
+            )
+
+        outcome = await self._client.decide(build)
+        _log_request(decision_id, prompt, outcome)
+        return outcome
+
+    def _excluded(self, pool: PoolView, failed: tuple[WorkerId, ...]) -> tuple[WorkerId, ...]:
+        """Workers that failed this request, and those that Serve no longer routes to (they are draining)."""
+        live = self._live.ids
+        if not live:
+            return failed
+        draining = tuple(worker for worker in pool.contracts if worker.replica not in live)
+        if len(draining) == len(pool.contracts):
+            return failed  # the two views have nothing in common: one of them is stale
+        return (*failed, *draining)
+
+    def _pin(
+        self, outcome: Decision | Undecided, prompt: PreparedPrompt, excluded: tuple[WorkerId, ...]
+    ) -> Pin:
+        ranked = outcome.ranked_workers if isinstance(outcome, Decision) else ()
+        return Pin(
+            tie_key=tie_key(prompt),
+            ranked=tuple(worker.replica for worker in ranked),
+            exclude=tuple(worker.replica for worker in excluded),
+        )
+
+
+class _NothingProduced(Exception):
+    """A replica failed before its first token; another one may try."""
+
+    def __init__(self, message: str, worker: WorkerId | None) -> None:
+        super().__init__(message)
+        self.worker = worker
+
+
+class _EngineCall:
+    """One call to an engine replica, and the booking that goes with it."""
+
+    def __init__(self, decision_id: DecisionId, outcome: Decision | Undecided, client: RouterClient) -> None:
+        self._decision_id = decision_id
+        self._outcome = outcome
+        self._client = client
+        self._stream: Any = None
+        self._worker: WorkerId | None = None
+
+    async def begin(self, engine: Any, request: EngineRequest, payload: Any, pin: Pin) -> Reply:
+        """Send the request and wait for its first delta (or its end).
+
+        Raises:
+            _NothingProduced: the replica died or refused.
+            RequestError: the engine says that the request is wrong.
+        """
+        self._stream = engine.remote(request, payload, pin=pin)
+        worker, first = await self._first_messages()
+        receipt = self._receipt(worker)
+        return Reply(receipt, self._rest(first), self.close)
+
+    async def _first_messages(self) -> tuple[WorkerId, Delta | Finished]:
+        started = await self._next()
+        if isinstance(started, Refused):
+            raise _NothingProduced(f"refused: {started.reason}", self._decided)
+        assert isinstance(started, Started), started
+        self._worker = started.worker
+        if self._decided is not None and started.worker != self._decided:
+            self._client.rebook(self._decision_id, started.worker)
+        first = await self._next()
+        if isinstance(first, Refused):
+            raise _NothingProduced(f"refused: {first.reason}", started.worker)
+        if isinstance(first, Failed):
+            raise _as_error(first)
+        assert isinstance(first, Delta | Finished), first
+        return started.worker, first
+
+    async def _next(self) -> EngineMessage:
+        """The next message before the first delta was seen: a death here may be made good elsewhere."""
+        try:
+            message: EngineMessage = await anext(self._stream)
+        except RayActorError as error:
+            lost = self._forget_lost()
+            raise _NothingProduced(f"the replica died: {type(error).__name__}", lost) from error
+        except BackPressureError as error:
+            raise RequestError(str(error), status=429, code="overloaded", type="rate_limit_error") from error
+        except StopAsyncIteration:
+            raise _NothingProduced("the replica sent nothing", self._worker or self._decided) from None
+        except RayTaskError as error:
+            raise _server_error(error) from error
+        return message
+
+    async def _rest(self, first: Delta | Finished) -> AsyncIterator[Delta | Finished]:
+        yield first
+        if isinstance(first, Finished):
+            return
+        try:
+            async for message in self._stream:
+                if isinstance(message, Failed):
+                    raise _as_error(message)
+                assert isinstance(message, Delta | Finished), message
+                yield message
+        except RayActorError as error:
+            self._forget_lost()
+            message = "the engine replica died while it streamed this answer; send the request again"
+            raise EngineFailed(message) from error
+        except RayTaskError as error:
+            raise _server_error(error) from error
+
+    def _forget_lost(self) -> WorkerId | None:
+        """The router should not wait for a dead worker's silence. One that lives after all comes back
+        with its next push."""
+        lost = self._worker or self._decided
+        if lost is not None:
+            self._client.forget(lost)
+        return lost
+
+    def _receipt(self, worker: WorkerId) -> Receipt:
+        if isinstance(self._outcome, Undecided):
+            return Receipt(self._decision_id, worker, None, self._outcome.reason.value)
+        fell_open = worker != self._outcome.worker
+        reason = "fell_open" if fell_open else self._outcome.reason.value
+        return Receipt(self._decision_id, worker, self._outcome, reason)
+
+    @property
+    def _decided(self) -> WorkerId | None:
+        return self._outcome.worker if isinstance(self._outcome, Decision) else None
+
+    async def close(self) -> None:
+        """Whatever still runs for this call is stopped: the engine aborts and its load is released.
+
+        After a regular end it changes nothing. Before a replica took the request the booking is ours
+        to undo; afterwards the replica reports the end itself, unless it died.
+        """
+        if self._stream is not None:
+            self._stream.cancel()
+        if isinstance(self._outcome, Decision) and self._worker is None:
+            self._client.cancel(self._decision_id)
+
+
+def route_query(
+    decision_id: DecisionId,
+    prompt: PreparedPrompt,
+    views: dict[KeySpec, KeyedView],
+    exclude: tuple[WorkerId, ...],
+    output_limit: int | None,
+) -> RouteQuery:
+    """What the router is asked: numbers only, never tokens."""
+    spans = prompt.view.spans
+    first_media = min(
+        [s.offset for s in spans] + ([] if prompt.is_exact else [prompt.view.exact_until]), default=None
+    )
+    return RouteQuery(
+        decision_id=decision_id,
+        views=views,
+        num_tokens=prompt.num_tokens,
+        media_tokens=sum(span.length for span in spans) + prompt.estimated_media_tokens,
+        layout=prompt.layout,
+        first_media_offset=first_media if prompt.media else None,
+        tie_key=tie_key(prompt),
+        exclude=exclude,
+        media=tuple(MediaReport(m.modality, m.media_id, m.size, m.num_tokens) for m in prompt.media),
+        reasons=prompt.reasons,
+        expected_output_tokens=output_limit or 0,
+    )
+
+
+def tie_key(prompt: PreparedPrompt) -> int:
+    """Settles equal costs: the first media item, else the tokens of the first user turn."""
+    if prompt.media:
+        return prompt.media[0].media_id.value
+    end = prompt.first_turn_tokens or len(prompt.view)
+    return xxhash.xxh3_64_intdigest(prompt.view.token_ids[:end].tobytes())
+
+
+def cache_salt(salt: str | None, tenant: str | None, secret: str | None) -> str | None:
+    """The salt that the engine and the keys both get; None when nothing separates the caches.
+
+    The client's own salt is hashed with the tenant and the deployment's secret, so that no tenant can
+    name another's.
+    """
+    if salt is None and tenant is None and not secret:
+        return None
+    parts = [part.encode() for part in (secret or "", tenant or "", salt or "")]
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def _as_error(failed: Failed) -> RequestError:
+    if failed.status >= 500:
+        return EngineFailed(failed.message, failed.status, failed.code or "engine_failed")
+    return RequestError(failed.message, status=failed.status, param=failed.param, code=failed.code)
+
+
+def _server_error(error: RayTaskError) -> EngineFailed:
+    log.error("an engine replica raised: %s", error)
+    cause = error.cause if hasattr(error, "cause") else error
+    return EngineFailed(f"the engine replica failed: {type(cause).__name__}", 500)
+
+
+def _log_request(decision_id: DecisionId, prompt: PreparedPrompt, outcome: Decision | Undecided) -> None:
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    for item in prompt.media:
+        log.debug(
+            "media %s %s size=%s tokens=%s identity=%s (%s)",
+            decision_id, item.modality.value, item.size, item.num_tokens, item.media_id, item.identity_mode,
+        )  # fmt: skip
+    exact = "exact" if prompt.is_exact else ",".join(reason.value for reason in prompt.reasons)
+    blocks = outcome.chosen.total_blocks if isinstance(outcome, Decision) else "?"
+    routed = "" if isinstance(outcome, Decision) else f" undecided={outcome.reason.value}"
+    log.debug(
+        "request %s %s items=%d tokens=%d blocks=%s%s",
+        decision_id, exact, len(prompt.media), prompt.num_tokens, blocks, routed,
+    )  # fmt: skip

@@ -1,0 +1,61 @@
+"""What each deployment is told. `app.build` makes these from the settings; they travel to the replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from processors import MediaConfig
+from router.config import RouterConfig
+
+__all__ = ["Accelerator", "EngineConfig", "IngressConfig"]
+
+Accelerator = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine replica.
+
+    executor: vLLM's distributed executor ("uni", "mp", "ray"), or None for the engine's own choice.
+    block_size, gpu_memory_utilization, max_model_len: None leaves it to the engine.
+    engine_args: under the engine's own names; they win over everything else here.
+    coalesce_ms: how long deltas after the first token are gathered before they are sent.
+    """
+
+    model: str
+    engine: str = "vllm"
+    accelerator: Accelerator = "cpu"
+    enable_multimodal: bool = False
+    tensor_parallel_size: int = 1
+    executor: str | None = None
+    block_size: int | None = None
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    kv_events_port_base: int | None = None
+    coalesce_ms: float = 5.0
+    media: MediaConfig = field(default_factory=MediaConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class IngressConfig:
+    """One ingress replica.
+
+    served_model_name: what clients call the model.
+    body_limit_bytes: a longer request body is refused (413).
+    tenant_header: header whose value names the tenant; it enters the cache salt. None: no tenants.
+    """
+
+    model: str
+    served_model_name: str
+    app_name: str = "sightline"
+    engine_deployment: str = "Engine"
+    enable_multimodal: bool = False
+    body_limit_bytes: int = 64 << 20
+    request_timeout_s: float = 3600.0
+    tenant_header: str | None = None
+    tenant_secret: str | None = None
+    media: MediaConfig = field(default_factory=MediaConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)

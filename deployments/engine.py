@@ -1,0 +1,207 @@
+"""The `Engine` deployment: one engine, its event relay, and the requests that were sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.config import EngineConfig
+from deployments.engines import start_engine
+from deployments.engines.reaper import start_reaper
+from deployments.engines.vllm import EngineGone
+from deployments.protocol import (
+    Delta,
+    EngineMedia,
+    EngineMessage,
+    EngineRequest,
+    Failed,
+    Finished,
+    Refused,
+    Started,
+)
+from deployments.router import finder
+from deployments.transport import Payload, part
+from processors import RequestError, decode_image
+from router.client import ActorLink, spawn
+from router.pinned import Pin
+from router.relay import EventRelay
+from sightline_types import LifecycleEvent, LifecycleKind, PushReply, WorkerId, WorkerPush
+
+__all__ = ["Engine"]
+
+log = logging.getLogger("sightline.deployments")
+
+ENGINE_WATCH_PERIOD_S = 0.2
+#: Between an engine's death and the end of its replica: time to tell the router and refuse requests.
+EXIT_DELAY_S = 1.0
+
+
+class Engine:
+    """Serve deployment; every replica is a worker of the pool."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        config: EngineConfig,
+        router: DeploymentHandle[Any],
+        set_up_logs: Callable[[], None] | None = None,
+    ) -> None:
+        if set_up_logs is not None:
+            set_up_logs()
+        began = time.monotonic()
+        self._config = config
+        self._worker = WorkerId(serve.get_replica_context().replica_id.unique_id)
+        self._is_leaving = False
+        start_reaper()
+        log.info("worker %s: starting %s with %s", self._worker, config.engine, config.model)
+        self._engine = await start_engine(config)
+        self._link = ActorLink(finder(router))
+        self._link.start()
+        contract = await self._engine.contract()
+        self._relay = EventRelay(
+            self._worker,
+            contract,
+            self._engine.event_source(),
+            self._push,
+            push_interval_s=config.router.push_interval_ms / 1000,
+            heartbeat_s=config.router.heartbeat_ms / 1000,
+            load=self._engine.load,
+        )
+        await self._relay.start()
+        self._watcher = spawn(self._watch_engine())
+        log.info("worker %s: ready after %.0f s", self._worker, time.monotonic() - began)
+
+    async def _push(self, message: WorkerPush) -> PushReply:
+        reply: PushReply = await self._link.call("push", message)
+        return reply
+
+    async def generate(
+        self, request: EngineRequest, payload: Payload, pin: Pin | None = None
+    ) -> AsyncGenerator[EngineMessage]:
+        """Serve one request: `Started`, then deltas, then `Finished` or `Failed`.
+
+        `Refused` instead of a delta means that nothing was produced and another replica may try.
+        `pin` was for the request router; it is not read here.
+        """
+        if self._is_leaving:
+            yield Refused("engine_dead")
+            return
+        self._report(LifecycleKind.STARTED, request)
+        finished: Finished | None = None
+        produced = False
+        try:
+            yield Started(self._worker)
+            async for message in self._messages(request, payload):
+                if isinstance(message, Finished):
+                    finished = message
+                if isinstance(message, Delta) and not produced:
+                    produced = True
+                    self._report(LifecycleKind.FIRST_TOKEN, request)
+                yield message
+        except EngineGone as error:
+            self._leave_soon(str(error))
+            yield (
+                Failed("the engine died while it served this request", 503, code="engine_dead")
+                if produced
+                else Refused("engine_dead")
+            )
+        finally:
+            self._report_end(request, finished)
+
+    async def _messages(self, request: EngineRequest, payload: Payload) -> AsyncGenerator[EngineMessage]:
+        """The engine's messages; after the first delta they are gathered for a few milliseconds each."""
+        try:
+            pictures = await asyncio.to_thread(self._decode, request.media, payload)
+        except RequestError as error:
+            yield Failed(str(error), error.status, error.param, error.code)
+            return
+        pause = self._config.coalesce_ms / 1000
+        # Closing this iterator makes vLLM abort the request: a client that goes away frees its work.
+        async with contextlib.aclosing(self._engine.generate(request, pictures)) as messages:
+            async for message in messages:
+                yield message
+                if isinstance(message, Delta):
+                    # The engine's collector merges what arrives while nobody asks.
+                    await asyncio.sleep(pause)
+
+    def _decode(self, media: tuple[EngineMedia, ...], payload: Payload) -> list[Image.Image]:
+        return [self._picture(item, payload) for item in media]
+
+    def _picture(self, item: EngineMedia, payload: Payload) -> Image.Image:
+        data = part(payload, item)
+        if item.form == "file":
+            return decode_image(bytes(data), max_pixels=self._config.media.max_pixels)
+        assert item.shape is not None
+        return Image.fromarray(np.frombuffer(data, dtype=np.uint8).reshape(item.shape))
+
+    def _report(self, kind: LifecycleKind, request: EngineRequest) -> None:
+        self._relay.report(LifecycleEvent(kind, request.decision_id))
+
+    def _report_end(self, request: EngineRequest, finished: Finished | None) -> None:
+        if finished is None:
+            self._report(LifecycleKind.ABORT, request)
+            return
+        self._relay.report(
+            LifecycleEvent(
+                LifecycleKind.END, request.decision_id, finished.cached_tokens, finished.prompt_tokens
+            )
+        )
+
+    async def _watch_engine(self) -> None:
+        while not self._engine.is_dead:
+            await asyncio.sleep(ENGINE_WATCH_PERIOD_S)
+        self._leave_soon("the engine process has ended")
+
+    def _leave_soon(self, why: str) -> None:
+        """Leave the router, refuse what still comes, and end, so that Serve starts another replica."""
+        if self._is_leaving:
+            return
+        self._is_leaving = True
+        log.error("worker %s: engine dead (%s); the replica ends", self._worker, why)
+        self._leaving = spawn(self._leave())
+
+    async def _leave(self) -> None:
+        await self._relay.leave()
+        await asyncio.sleep(EXIT_DELAY_S)
+        os._exit(1)  # Serve replaces an actor that died at once, an unhealthy one only after a while
+
+    async def check_health(self) -> None:
+        if self._is_leaving:
+            raise RuntimeError("the engine is dead")
+        await self._engine.check_health()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks of this replica's engine."""
+        return await self._engine.reset_prefix_cache()
+
+    def record_replica_metadata(self) -> dict[str, str]:
+        """Shown by Serve, and read by tests that follow the engine's events on their own."""
+        source = self._engine.event_source()
+        if source is None:
+            return {}
+        return {
+            "kv_events": source.endpoint,
+            "kv_replay": source.replay_endpoint or "",
+            "topic": source.topic,
+        }
+
+    async def event_source(self) -> dict[str, str]:
+        return {"worker": str(self._worker), "pid": str(os.getpid()), **self.record_replica_metadata()}
+
+    async def __del__(self) -> None:
+        if getattr(self, "_relay", None) is not None:
+            self._watcher.cancel()
+            await self._relay.leave()
+            await self._relay.close()
+            await self._link.close()
+        if getattr(self, "_engine", None) is not None:
+            await asyncio.to_thread(self._engine.shutdown)

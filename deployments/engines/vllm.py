@@ -1,0 +1,274 @@
+"""The vLLM adapter: the only place, with its two neighbours, where vLLM is imported.
+
+Checked with vLLM 0.32. The engine gets token ids, decoded pictures and our identities; it never gets an
+address, a path or a `data:` string.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from PIL.Image import Image
+
+from deployments.config import EngineConfig
+from deployments.engines.ports import PortPair, claim_ports
+from deployments.engines.vllm_args import engine_args, engine_environment, publishes_events
+from deployments.protocol import Delta, EngineMessage, EngineRequest, Failed, Finished, Sampling, TokenLogprob
+from router.relay import EventSource
+from sightline_types import EngineLoad, KeyScheme, LayoutContract, WorkerContract
+
+__all__ = ["EngineGone", "VllmEngine"]
+
+log = logging.getLogger("sightline.deployments")
+
+
+class EngineGone(Exception):
+    """The engine process has died; this replica cannot serve any more."""
+
+
+class VllmEngine:
+    """A running `AsyncLLM` (frontend here, engine core in a child process)."""
+
+    def __init__(self, llm: Any, args: dict[str, Any], load: _LoadWatch, ports: PortPair | None) -> None:
+        self._llm = llm
+        self._args = args
+        self._load = load
+        self._ports = ports  # keeps the claim on the ports
+        self._groups: tuple[str, ...] = ("full_attention",)
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> VllmEngine:
+        """Start the engine on the running event loop; returns when it can serve."""
+        for name, value in engine_environment(config).items():
+            os.environ.setdefault(name, value)
+        ports = claim_ports(config.kv_events_port_base) if config.kv_events_port_base else None
+        args = engine_args(config, (ports.events, ports.replay) if ports else None)
+
+        from vllm.config import KVEventsConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        typed = dict(args)
+        if isinstance(args.get("kv_events_config"), dict):
+            typed["kv_events_config"] = KVEventsConfig(**args["kv_events_config"])
+        load = _LoadWatch()
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**typed), stat_loggers=[load.logger_class()])
+        engine = cls(llm, args, load, ports)
+        engine._groups = await engine._kv_groups()
+        return engine
+
+    async def _kv_groups(self) -> tuple[str, ...]:
+        groups = await self._llm.engine_core.call_utility_async("get_kv_cache_group_metadata")
+        return tuple(str(group["kind"]) for group in groups)
+
+    async def contract(self) -> WorkerContract:
+        """What this worker promises: read from the running engine, not from our settings."""
+        import vllm
+
+        cache = self._llm.vllm_config.cache_config
+        model = self._llm.vllm_config.model_config
+        return WorkerContract(
+            engine="vllm",
+            engine_version=vllm.__version__,
+            block_size=int(cache.block_size),
+            scheme=KeyScheme.VLLM,
+            model=str(self._args["model"]),
+            max_model_len=int(model.max_model_len),
+            publishes_events=publishes_events(self._args),
+            kv_groups=self._groups,
+            layouts=await self._layouts(),
+            drops_last_matched_block=self._drops_last_block(),
+            kv_capacity_tokens=int(cache.num_gpu_blocks or 0) * int(cache.block_size),
+        )
+
+    async def _layouts(self) -> tuple[LayoutContract, ...]:
+        model = self._llm.vllm_config.model_config
+        if not model.is_multimodal_model:
+            return ()
+        from deployments.engines.vllm_contract import image_contracts
+
+        kwargs = self._args.get("mm_processor_kwargs") or {}
+        trust = bool(self._args.get("trust_remote_code", False))
+        return await asyncio.to_thread(
+            image_contracts, str(self._args["model"]), kwargs, trust_remote_code=trust
+        )
+
+    def _drops_last_block(self) -> bool:
+        speculative = self._llm.vllm_config.speculative_config
+        return bool(speculative is not None and speculative.use_eagle())
+
+    def event_source(self) -> EventSource | None:
+        """Where the engine's KV events are; None when its arguments turn them off."""
+        if not publishes_events(self._args):
+            return None
+        source = self._llm.get_kv_event_sources()[0]
+        return EventSource(source.endpoint, source.replay_endpoint, source.topic)
+
+    async def generate(
+        self, request: EngineRequest, pictures: Sequence[Image]
+    ) -> AsyncGenerator[EngineMessage]:
+        """Deltas, then `Finished`; or `Failed` for what the request is to blame for.
+
+        Raises:
+            EngineGone: the engine has died.
+        """
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        try:
+            params = sampling_params(request.sampling)
+            # Closed at once when the caller goes away, not when it is collected: vLLM then aborts.
+            async with contextlib.aclosing(self._generate(request, pictures, params)) as messages:
+                async for message in messages:
+                    yield message
+        except EngineDeadError as error:
+            raise EngineGone(str(error)) from error
+        except EngineGenerateError as error:
+            yield _failure(error.__cause__ or error)
+        except (VLLMClientError, ValueError, TypeError) as error:
+            yield Failed(str(error), 400)
+
+    async def _generate(
+        self, request: EngineRequest, pictures: Sequence[Image], params: Any
+    ) -> AsyncGenerator[EngineMessage]:
+        completion_tokens = 0
+        outputs = self._llm.generate(_prompt(request, pictures), params, request.decision_id)
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                (choice,) = output.outputs
+                completion_tokens += len(choice.token_ids)
+                if choice.text or choice.token_ids:
+                    yield Delta(choice.text, tuple(choice.token_ids), _logprobs(choice))
+                if output.finished:
+                    yield _finished(output, choice, completion_tokens)
+
+    async def abort(self, request_id: str) -> None:
+        await self._llm.abort(request_id)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks (no request may be running)."""
+        return bool(await self._llm.reset_prefix_cache())
+
+    def load(self) -> EngineLoad | None:
+        return self._load.last
+
+    @property
+    def is_dead(self) -> bool:
+        return bool(self._llm.errored)
+
+    async def check_health(self) -> None:
+        await self._llm.check_health()
+
+    def shutdown(self) -> None:
+        self._llm.shutdown()
+
+
+class _LoadWatch:
+    """The engine's last word about itself: it rides on every output, at no extra cost."""
+
+    def __init__(self) -> None:
+        self.last: EngineLoad | None = None
+
+    def logger_class(self) -> type:
+        """A stat logger class for `AsyncLLM`, bound to this object."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        watch = self
+
+        class Logger(StatLoggerBase):
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                """Nothing to set up."""
+
+            def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
+                if scheduler_stats is not None:
+                    watch.last = EngineLoad(
+                        scheduler_stats.num_running_reqs,
+                        scheduler_stats.num_waiting_reqs,
+                        float(scheduler_stats.kv_cache_usage),
+                    )
+
+            def log_engine_initialized(self) -> None:
+                """The replica says it itself."""
+
+        return Logger
+
+
+def _prompt(request: EngineRequest, pictures: Sequence[Image]) -> dict[str, Any]:
+    prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
+    if pictures:
+        prompt["multi_modal_data"] = {"image": list(pictures)}
+        prompt["multi_modal_uuids"] = {"image": [item.media_id.engine_uuid for item in request.media]}
+    if request.mm_processor_kwargs:
+        prompt["mm_processor_kwargs"] = request.mm_processor_kwargs
+    if request.cache_salt:
+        prompt["cache_salt"] = request.cache_salt
+    return prompt
+
+
+def sampling_params(sampling: Sampling) -> Any:
+    """vLLM's `SamplingParams`; ValueError (or the like) for values it does not take."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    optional = {
+        name: value
+        for name in (
+            "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+            "repetition_penalty", "seed", "logprobs",
+        )
+        if (value := getattr(sampling, name)) is not None
+    }  # fmt: skip
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        stop=list(sampling.stop) or None,
+        stop_token_ids=list(sampling.stop_token_ids) or None,
+        include_stop_str_in_output=sampling.include_stop_str_in_output,
+        ignore_eos=sampling.ignore_eos,
+        skip_special_tokens=sampling.skip_special_tokens,
+        logit_bias=dict(sampling.logit_bias) or None,
+        output_kind=RequestOutputKind.DELTA,
+        **optional,
+    )
+
+
+def _finished(output: Any, choice: Any, completion_tokens: int) -> Finished:
+    return Finished(
+        finish_reason=choice.finish_reason or "stop",
+        prompt_tokens=len(output.prompt_token_ids),
+        completion_tokens=completion_tokens,
+        cached_tokens=int(output.num_cached_tokens or 0),
+        stop_reason=choice.stop_reason,
+        prompt_token_ids=tuple(output.prompt_token_ids),
+    )
+
+
+def _logprobs(choice: Any) -> tuple[TokenLogprob, ...]:
+    if not choice.logprobs:
+        return ()
+    result = []
+    for token_id, table in zip(choice.token_ids, choice.logprobs, strict=False):
+        ranked = sorted(table.items(), key=lambda item: item[1].rank or 0)
+        top = tuple((entry.decoded_token or "", tid, entry.logprob) for tid, entry in ranked)
+        own = table[token_id]
+        result.append(TokenLogprob(own.decoded_token or "", token_id, own.logprob, top))
+    return tuple(result)
+
+
+def _failure(cause: BaseException) -> Failed:
+    """What vLLM wraps as a failed generation: a refused input is a ValueError inside, all else is ours."""
+    if isinstance(cause, (ValueError, TypeError)):
+        # vLLM's own sentence repeats the whole input; what was wrong with it stands in the first cause.
+        root: BaseException = cause
+        while root.__cause__ is not None:
+            root = root.__cause__
+        return Failed(f"the model cannot take this input: {root}", 400)
+    log.error("the engine failed a request: %s: %s", type(cause).__name__, cause)
+    return Failed(
+        f"the engine failed this request: {type(cause).__name__}: {cause}", 500, code="engine_error"
+    )

@@ -1,0 +1,347 @@
+"""The `Ingress` deployment: OpenAI's HTTP API, the same through Python handles, and the router's receipts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
+from starlette.exceptions import HTTPException
+
+from deployments.chat import ChatService, EngineFailed, Reply
+from deployments.config import IngressConfig
+from deployments.openai_api import ChatRequest, ChatResponse, parse_chat_request
+from deployments.protocol import Delta, Finished
+from deployments.router import finder
+from processors import Fetcher, ModelFiles, PromptBuilder, RequestError
+from router.client import ActorLink, RouterClient, spawn
+from router.pinned import live_replicas
+from sightline_types import DecisionId
+
+__all__ = ["Ingress", "ingress_api"]
+
+log = logging.getLogger("sightline.deployments")
+
+PROCESSOR_THREADS = 2
+POOL_POLL_S = 1.0
+
+ingress_api = FastAPI(title="Sightline", docs_url=None, redoc_url=None)
+
+
+class Ingress:
+    """Serve deployment, any number of replicas; holds no state that another one would miss."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        config: IngressConfig,
+        engine: DeploymentHandle[Any],
+        router: DeploymentHandle[Any],
+        set_up_logs: Callable[[], None] | None = None,
+    ) -> None:
+        if set_up_logs is not None:
+            set_up_logs()
+        self._config = config
+        self._router = router
+        self._executor = ThreadPoolExecutor(PROCESSOR_THREADS, thread_name_prefix="sightline-processors")
+        loop = asyncio.get_running_loop()
+        files = await loop.run_in_executor(self._executor, ModelFiles.load, config.model)
+        fetcher = Fetcher(config.media)
+        self._prompts = PromptBuilder(
+            files,
+            config.media,
+            enable_multimodal=config.enable_multimodal,
+            fetcher=fetcher,
+            executor=self._executor,
+        )
+        self._link = ActorLink(finder(router))
+        self._link.start()
+        self._client = RouterClient(self._link, budget_s=config.router.decision_budget_ms / 1000)
+        app_name = serve.get_replica_context().app_name
+        live = live_replicas(config.engine_deployment, app_name)
+        self._service = ChatService(config, self._prompts, fetcher, self._client, engine, live)
+        self._pool_poll = spawn(self._learn_limits())
+
+    async def _learn_limits(self) -> None:
+        """The model's limit is the engine's word, known once the first worker has registered."""
+        while self._service.max_model_len is None:
+            pool = await self._client.pool(5.0) if await self._link.wait_up(POOL_POLL_S) else None
+            if pool is not None and pool.contracts:
+                self._service.max_model_len = min(c.max_model_len for c in pool.contracts.values())
+            await asyncio.sleep(POOL_POLL_S)
+
+    # The same work for HTTP and for Python handles.
+
+    async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A chat completion: `handle.chat.remote({...}).result()`.
+
+        The object of OpenAI's API, with the response headers of HTTP under `sightline`.
+
+        Raises:
+            RequestError: as HTTP would answer with an error.
+        """
+        parsed = parse_chat_request(request)
+        reply, response = await self._begin(parsed)
+        body = await self._collect(reply, response)
+        return body | {"sightline": reply.receipt.headers}
+
+    async def chat_stream(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        """Its streaming form: `handle.options(stream=True).chat_stream.remote({...})`; yields chunks.
+
+        The first chunk carries the response headers of HTTP under `sightline`.
+        """
+        parsed = parse_chat_request(request | {"stream": True})
+        reply, response = await self._begin(parsed)
+        first: dict[str, Any] = {"sightline": reply.receipt.headers}
+        async with contextlib.aclosing(self._chunks(parsed, reply, response)) as chunks:
+            async for chunk in chunks:
+                yield chunk | first
+                first = {}
+
+    async def _begin(self, request: ChatRequest, tenant: str | None = None) -> tuple[Reply, ChatResponse]:
+        names = (self._config.served_model_name, self._config.model)
+        if request.model not in names:
+            message = f"model {request.model!r} is not served here; served: {names[0]!r}"
+            raise RequestError(message, status=404, param="model", code="model_not_found")
+        response = ChatResponse(
+            response_id=f"chatcmpl-{secrets.token_hex(12)}",
+            model=request.model,
+            created=int(time.time()),
+            with_token_ids=request.return_token_ids,
+            with_logprobs=bool(request.logprobs),
+        )
+        try:
+            async with asyncio.timeout(self._config.request_timeout_s):
+                return await self._service.start(request, tenant=tenant), response
+        except TimeoutError:
+            message = f"no answer began within {self._config.request_timeout_s:.0f} s (request_timeout_s)"
+            raise RequestError(message, status=408, code="timeout", type="timeout_error") from None
+
+    async def _collect(self, reply: Reply, response: ChatResponse) -> dict[str, Any]:
+        try:
+            async for message in reply.messages:
+                if isinstance(message, Finished):
+                    return response.completion(message)
+                response.add(message)
+        finally:
+            await reply.close()
+        raise EngineFailed("the engine's answer ended without its last message", 500)
+
+    async def _chunks(
+        self, request: ChatRequest, reply: Reply, response: ChatResponse
+    ) -> AsyncGenerator[dict[str, Any]]:
+        try:
+            yield response.role_chunk()
+            async for message in reply.messages:
+                if isinstance(message, Delta):
+                    yield response.delta_chunk(message)
+                else:
+                    yield response.final_chunk(message)
+                    if request.includes_usage:
+                        yield response.usage_chunk(message)
+        finally:
+            await reply.close()
+
+    # HTTP
+
+    @ingress_api.post("/v1/chat/completions")
+    async def chat_completions(self, request: Request) -> Response:
+        body = await read_json(request, self._config.body_limit_bytes)
+        parsed = parse_chat_request(body)
+        tenant = None
+        if self._config.tenant_header is not None:
+            tenant = request.headers.get(self._config.tenant_header)
+        reply, response = await self._begin(parsed, tenant)
+        headers = reply.receipt.headers
+        if parsed.stream:
+            events = self._events(parsed, reply, response)
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        return JSONResponse(await self._collect(reply, response), headers=headers)
+
+    async def _events(
+        self, request: ChatRequest, reply: Reply, response: ChatResponse
+    ) -> AsyncGenerator[bytes]:
+        """Server-sent events. After the headers an error can only be an event of its own."""
+        try:
+            async with contextlib.aclosing(self._chunks(request, reply, response)) as chunks:
+                async for chunk in chunks:
+                    yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+        except RequestError as error:
+            yield b"data: " + msgspec.json.encode(error.body()) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    @ingress_api.get("/v1/models")
+    async def models(self) -> dict[str, Any]:
+        card = {
+            "id": self._config.served_model_name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "sightline",
+            "root": self._config.model,
+            "max_model_len": self._service.max_model_len,
+        }
+        return {"object": "list", "data": [card]}
+
+    @ingress_api.get("/v1/models/{name:path}")
+    async def model(self, name: str) -> dict[str, Any]:
+        listed = await self.models()
+        card: dict[str, Any] = listed["data"][0]
+        if name != card["id"]:
+            raise RequestError(
+                f"model {name!r} is not served here; served: {card['id']!r}",
+                status=404,
+                code="model_not_found",
+            )
+        return card
+
+    @ingress_api.get("/health")
+    async def health(self) -> Response:
+        """200 while at least one engine replica takes requests, else 503."""
+        pool = await self._client.pool(2.0)
+        if pool is not None and pool.contracts:
+            return JSONResponse({"status": "ok", "workers": len(pool.contracts)})
+        live = live_replicas(self._config.engine_deployment, self._config.app_name).ids
+        if pool is None and live:
+            return JSONResponse({"status": "ok", "router": "unreachable", "workers": len(live)})
+        return JSONResponse({"status": "no engine replica is ready"}, status_code=503)
+
+    @ingress_api.get("/version")
+    async def version(self) -> dict[str, str]:
+        return {"version": package_version()}
+
+    @ingress_api.get("/router/workers")
+    async def router_workers(self) -> Response:
+        statuses = await self._ask_router(self._router.workers.remote())
+        restarts = await self._ask_router(self._router.restarts.remote())
+        undecided = {reason.value: count for reason, count in self._client.undecided.items()}
+        return JSONResponse(
+            plain({"workers": statuses, "router_restarts": restarts, "undecided_here": undecided})
+        )
+
+    @ingress_api.get("/router/decisions/{decision_id}")
+    async def router_decision(self, decision_id: str) -> Response:
+        receipt = await self._ask_router(self._router.receipt.remote(DecisionId(decision_id)))
+        if receipt is None:
+            kept = self._config.router.decisions_kept
+            message = f"no decision {decision_id!r}: it is unknown, or older than the last {kept}"
+            raise RequestError(message, status=404, code="decision_not_found")
+        return JSONResponse(plain(receipt))
+
+    async def _ask_router(self, call: Any) -> Any:
+        try:
+            return await asyncio.wait_for(_awaited(call), 10.0)
+        except (RayError, TimeoutError) as error:
+            message = f"the router does not answer ({type(error).__name__}); requests are served meanwhile"
+            raise EngineFailed(message, code="router_unreachable") from error
+
+    async def __del__(self) -> None:
+        if getattr(self, "_pool_poll", None) is not None:
+            self._pool_poll.cancel()
+            await self._link.close()
+            await self._prompts.aclose()
+            self._executor.shutdown(wait=False)
+
+
+@ingress_api.exception_handler(RequestError)
+async def _request_error(request: Request, error: RequestError) -> JSONResponse:
+    return JSONResponse(
+        error.body(),
+        status_code=error.status,
+        headers={"retry-after": "1"} if error.status in (429, 503) else None,
+    )
+
+
+@ingress_api.exception_handler(HTTPException)
+async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    known = RequestError(
+        message, status=error.status_code, code="not_found" if error.status_code == 404 else None
+    )
+    return JSONResponse(known.body(), status_code=error.status_code, headers=error.headers)
+
+
+@ingress_api.exception_handler(Exception)
+async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
+    log.error("unforeseen error in %s", request.url.path, exc_info=error)
+    known = EngineFailed(f"unforeseen error: {type(error).__name__}", 500, "internal_error")
+    return JSONResponse(known.body(), status_code=500)
+
+
+async def read_json(request: Request, limit: int) -> Any:
+    """The request's body.
+
+    Raises:
+        RequestError: 413 when it is longer than `limit` bytes, 400 when it is not JSON.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(int(declared), limit)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise _too_large(len(body), limit)
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the request body is not valid JSON: {error}", code="invalid_json") from None
+
+
+def _too_large(given: int, limit: int) -> RequestError:
+    message = (
+        f"the request body has {given} bytes or more; the limit is {limit} (body_limit_bytes). "
+        "Send pictures by URL, or smaller ones."
+    )
+    return RequestError(message, status=413, code="request_too_large")
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON says it: ids as text, enums by value, dataclasses with their properties as objects."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if type(value).__str__ is not object.__str__ and len(dataclasses.fields(value)) <= 2:
+            return str(value)  # WorkerId, MediaId, ImageSize
+        names = [f.name for f in dataclasses.fields(value)] + _properties(type(value))
+        return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(plain(key)): plain(entry) for key, entry in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(entry) for name, entry in value._asdict().items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(entry) for entry in value]
+    return value
+
+
+def _properties(kind: type) -> list[str]:
+    return [
+        name
+        for name, member in vars(kind).items()
+        if isinstance(member, property) and name not in ("chosen", "ranked_workers", "spec")
+    ]
+
+
+def package_version() -> str:
+    try:
+        return version("sightline")
+    except PackageNotFoundError:
+        return "0.1.0 (source tree)"
+
+
+async def _awaited(response: Any) -> Any:
+    return await response

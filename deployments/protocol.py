@@ -1,0 +1,134 @@
+"""What the ingress and an engine replica say to each other. Plain frozen values, small enough to travel
+by value; media bytes go beside them (`deployments/transport.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sightline_types import DecisionId, MediaId, Modality, WorkerId
+
+__all__ = [
+    "Delta",
+    "EngineMedia",
+    "EngineMessage",
+    "EngineRequest",
+    "Failed",
+    "Finished",
+    "Refused",
+    "Sampling",
+    "Started",
+    "TokenLogprob",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters, under OpenAI's and vLLM's names. None: the engine's default."""
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None  # how many alternatives per token; 0: only the sampled one
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMedia:
+    """One media item of a request; its bytes are [offset, offset + length) of the payload.
+
+    form: "file" is an encoded file; "pixels" are `shape` (height, width, 3), uint8, RGB.
+    """
+
+    modality: Modality
+    media_id: MediaId
+    form: Literal["file", "pixels"]
+    offset: int
+    length: int
+    shape: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One request as an engine replica gets it.
+
+    decision_id: also the request's id at the engine.
+    decided: the worker that the router chose; None without a decision.
+    token_ids: unexpanded, one placeholder per media item.
+    """
+
+    decision_id: DecisionId
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    media: tuple[EngineMedia, ...] = ()
+    decided: WorkerId | None = None
+    cache_salt: str | None = None
+    mm_processor_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First message: who really serves."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: str
+    token_id: int
+    logprob: float
+    top: tuple[tuple[str, int, float], ...] = ()  # token, id, logprob; best first
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text and tokens since the last message."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last message of a request that went well; counts are the engine's own."""
+
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    stop_reason: int | str | None = None
+    prompt_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Last message of a request that the engine refused: the user's fault (4xx) or the engine's (5xx)."""
+
+    message: str
+    status: int
+    param: str | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine cannot take requests (any more) and has produced nothing: try another replica."""
+
+    reason: str
+
+
+EngineMessage = Started | Delta | Finished | Failed | Refused

@@ -1,0 +1,137 @@
+"""The `Router` deployment: the control plane. It owns the router actor, watches it, and answers for it.
+
+The actor is named after the application and this replica, so that during a rolling update old and new
+have one each; whoever asks this deployment gets the newest. It is not detached: when this process
+ends, so does the actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import ray
+from ray import serve
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
+
+from router.actor import RouterActor
+from router.client import ActorAddress, spawn
+from router.config import RouterConfig
+from router.core import Receipt, WorkerStatus
+from sightline_types import DecisionId, WorkerId
+
+__all__ = ["Router", "finder"]
+
+log = logging.getLogger("sightline.router")
+
+WATCH_PERIOD_S = 0.5
+PING_TIMEOUT_S = 10.0
+#: Pings in a row that may fail before a silent (not dead) actor is replaced.
+PINGS_BEFORE_REPLACED = 6
+NAMESPACE = "sightline"
+
+
+class Router:
+    """Serve deployment, one replica."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: RouterConfig, pool: str = "engine", set_up_logs: Callable[[], None] | None = None
+    ) -> None:
+        if set_up_logs is not None:
+            set_up_logs()
+        self._config = config
+        self._set_up_logs = set_up_logs
+        context = serve.get_replica_context()
+        self._base_name = f"sightline:{context.app_name}:{pool}:{context.replica_id.unique_id}"
+        self._generation = 0
+        self._roster: list[WorkerId] = []
+        self._restarts = 0
+        self._failed_pings = 0
+        await self._create_actor()
+        self._watcher = spawn(self._watch())
+
+    async def address(self) -> ActorAddress:
+        """Where clients and relays find the actor."""
+        return self._address
+
+    async def workers(self) -> tuple[WorkerStatus, ...]:
+        result: tuple[WorkerStatus, ...] = await self._actor.workers.remote()
+        return result
+
+    async def receipt(self, decision_id: DecisionId) -> Receipt | None:
+        result: Receipt | None = await self._actor.receipt.remote(decision_id)
+        return result
+
+    async def restarts(self) -> int:
+        """How often the actor was replaced since this replica began."""
+        return self._restarts
+
+    def check_health(self) -> None:
+        if self._watcher.done():
+            raise RuntimeError("the watch over the router actor has ended")
+
+    async def _create_actor(self) -> None:
+        """A dead actor's name may still be taken for a moment, so each one has a name of its own."""
+        self._generation += 1
+        self._address = ActorAddress(f"{self._base_name}:{self._generation}", NAMESPACE)
+        actor_class = ray.remote(RouterActor).options(
+            name=self._address.name,
+            namespace=NAMESPACE,
+            num_cpus=0,
+            max_concurrency=1000,
+            max_restarts=0,
+        )
+        self._actor: ActorHandle[Any] = actor_class.remote(self._config, self._set_up_logs)
+        epoch = await self._actor.start.remote(self._roster)
+        log.info("router actor %s is up, epoch %x", self._address.name, epoch)
+
+    async def _watch(self) -> None:
+        """Replace the actor when it dies, and remember who was in the pool."""
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            try:
+                if await self._is_alive():
+                    self._roster = await asyncio.wait_for(self._actor.roster.remote(), PING_TIMEOUT_S)
+                else:
+                    await self._replace_actor()
+            except (RayError, TimeoutError) as error:
+                log.warning("the router actor is not well: %s: %s", type(error).__name__, error)
+
+    async def _is_alive(self) -> bool:
+        try:
+            await asyncio.wait_for(self._actor.ping.remote(), PING_TIMEOUT_S)
+        except ray.exceptions.ActorDiedError:
+            return False
+        except (RayError, TimeoutError):
+            self._failed_pings += 1
+            return self._failed_pings < PINGS_BEFORE_REPLACED
+        self._failed_pings = 0
+        return True
+
+    async def _replace_actor(self) -> None:
+        log.warning("router actor %s is gone; %d workers will send their tables", *self._lost())
+        ray.kill(self._actor, no_restart=True)
+        self._failed_pings = 0
+        self._restarts += 1
+        await self._create_actor()
+
+    def _lost(self) -> tuple[str, int]:
+        return self._address.name, len(self._roster)
+
+    async def __del__(self) -> None:
+        self._watcher.cancel()
+        ray.kill(self._actor, no_restart=True)
+
+
+def finder(router: DeploymentHandle[Any]) -> Callable[[], Awaitable[ActorAddress]]:
+    """How other deployments find the router actor: by asking this one."""
+
+    async def find() -> ActorAddress:
+        address: ActorAddress = await router.address.remote()
+        return address
+
+    return find

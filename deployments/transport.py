@@ -1,0 +1,66 @@
+"""Media bytes between ingress and engine replica: by value up to 1 MiB, above that one object ref, put once.
+
+A ref must be a top-level argument of the call (Serve resolves it there); nested in a by-value call it
+would never be freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import ray
+
+from deployments.protocol import EngineMedia
+from sightline_types import MediaItem
+
+__all__ = ["INLINE_LIMIT_BYTES", "Payload", "pack", "part", "ship"]
+
+INLINE_LIMIT_BYTES = 1 << 20
+
+#: What a replica receives: bytes by value, or a read-only array out of the object store.
+Payload = bytes | npt.NDArray[np.uint8] | None
+
+
+def pack(items: Sequence[MediaItem], files: Sequence[bytes | None]) -> tuple[tuple[EngineMedia, ...], bytes]:
+    """Lay the items' bytes end to end.
+
+    files: the encoded bytes of each item; None where the item carries its pixels.
+    Returns the description of each item and the joined bytes.
+    """
+    media: list[EngineMedia] = []
+    chunks: list[bytes | memoryview] = []
+    offset = 0
+    for item, data in zip(items, files, strict=True):
+        pixels = item.source.pixels
+        if pixels is not None:
+            height, width, _ = pixels.shape
+            described = EngineMedia(
+                item.modality, item.media_id, "pixels", offset, pixels.size, (height, width, 3)
+            )
+            chunks.append(pixels.reshape(-1).data)
+        elif data is not None:
+            described = EngineMedia(item.modality, item.media_id, "file", offset, len(data))
+            chunks.append(data)
+        else:
+            raise ValueError(f"media item {item.media_id} has neither pixels nor bytes")
+        media.append(described)
+        offset += described.length
+    return tuple(media), b"".join(chunks)
+
+
+def ship(payload: bytes) -> Any:
+    """The payload as the call's argument: itself when small, else a ref to one copy in the object store."""
+    if len(payload) <= INLINE_LIMIT_BYTES:
+        return payload or None
+    return ray.put(np.frombuffer(payload, dtype=np.uint8))
+
+
+def part(payload: Payload, media: EngineMedia) -> memoryview:
+    """One item's bytes, without a copy."""
+    if payload is None:
+        raise ValueError("the request has media but no payload")
+    view = memoryview(payload) if isinstance(payload, bytes) else payload.data
+    return view[media.offset : media.offset + media.length]

@@ -1,0 +1,180 @@
+"""One real engine, its relay and the router's core in one process: every part that must agree, without Serve.
+
+`Bench.ask` does what ingress, router and replica do for one request, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deployments.chat import route_query
+from deployments.config import EngineConfig
+from deployments.engines.vllm import VllmEngine
+from deployments.protocol import Delta, EngineRequest, Finished, Sampling
+from deployments.transport import pack, part
+from processors import Fetcher, MediaConfig, ModelFiles, PromptBuilder, decode_image
+from router.config import RouterConfig
+from router.core import RouterCore
+from router.keys import block_keys
+from router.relay import EventRelay
+from sightline_types import (
+    Decision,
+    DecisionId,
+    LifecycleEvent,
+    LifecycleKind,
+    PreparedPrompt,
+    PushReply,
+    WorkerId,
+    WorkerPush,
+)
+
+ENGINE_ARGS = {
+    "num_gpu_blocks_override": 130,
+    "kv_cache_memory_bytes": 16 << 20,
+    "max_model_len": 4096,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 2048,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One request: what was foretold, and what the engine said."""
+
+    decision: Decision
+    prompt: PreparedPrompt
+    prompt_tokens: int
+    cached_tokens: int
+
+    @property
+    def overlap(self) -> int:
+        return self.decision.chosen.overlap_blocks
+
+    @property
+    def media_overlap(self) -> int:
+        return self.decision.chosen.media_overlap_blocks
+
+    @property
+    def media_blocks(self) -> int:
+        return self.decision.chosen.media_total_blocks
+
+    @property
+    def predicted_cached(self) -> int:
+        return self.decision.predicted_cached_tokens
+
+
+class Bench:
+    """`alter` changes the prepared prompt before it is keyed: how the mutation tests break it."""
+
+    def __init__(self, model: str, **engine_args: Any) -> None:
+        self._config = EngineConfig(
+            model=model, enable_multimodal=True, engine_args=ENGINE_ARGS | engine_args
+        )
+        self._worker = WorkerId("bench")
+        self._counter = itertools.count(1)
+        self.alter: Callable[[PreparedPrompt], PreparedPrompt] = lambda prompt: prompt
+        self.listens = True
+
+    async def start(self) -> None:
+        self.core = RouterCore(RouterConfig(), clock=time.monotonic, epoch=1, random=random.Random(0))
+        self.core.begin_warm(())
+        media = MediaConfig(identity="content", allow_private_addresses=True)
+        files = ModelFiles.load(self._config.model)
+        self.fetcher = Fetcher(media)
+        self.prompts = PromptBuilder(files, media, enable_multimodal=True, fetcher=self.fetcher)
+        self.engine = await VllmEngine.start(self._config)
+        self.contract = await self.engine.contract()
+        self.relay = EventRelay(self._worker, self.contract, self.engine.event_source(), self._push)
+        await self.relay.start()
+
+    async def _push(self, message: WorkerPush) -> PushReply:
+        if not self.listens and not message.table:
+            message = replace(message, deltas=())
+        return self.core.push(message)
+
+    async def stop(self) -> None:
+        await self.relay.close()
+        await self.prompts.aclose()
+        self.engine.shutdown()
+
+    async def wait_idle(self, timeout_s: float = 30.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not all(status.idle for status in self.core.workers()):
+                await asyncio.sleep(0.01)
+
+    async def ask(self, messages: list[dict[str, Any]], max_tokens: int = 2) -> Seen:
+        await self.wait_idle()
+        prompt = self.alter(await self.prompts.prepare(messages))
+        decision_id = DecisionId(f"{next(self._counter):016x}")
+        views = {self.contract.spec: block_keys(prompt.view, self.contract.spec)}
+        decision = self.core.decide(route_query(decision_id, prompt, views, (), max_tokens))
+        finished = await self._generate(decision_id, prompt, max_tokens)
+        return Seen(decision, prompt, finished.prompt_tokens, finished.cached_tokens)
+
+    async def _generate(self, decision_id: DecisionId, prompt: PreparedPrompt, max_tokens: int) -> Finished:
+        media, payload = pack(prompt.media, [item.source.data for item in prompt.media])
+        request = EngineRequest(
+            decision_id,
+            prompt.token_ids,
+            Sampling(max_tokens=max_tokens, temperature=0, ignore_eos=True),
+            media,
+        )
+        pictures = [self._picture(item, payload) for item in media]
+        self.relay.report(LifecycleEvent(LifecycleKind.STARTED, decision_id))
+        finished = None
+        async for message in self.engine.generate(request, pictures):
+            if not isinstance(message, Delta):
+                assert isinstance(message, Finished), message
+                finished = message
+        assert finished is not None
+        self.relay.report(
+            LifecycleEvent(LifecycleKind.END, decision_id, finished.cached_tokens, finished.prompt_tokens)
+        )
+        return finished
+
+    def _picture(self, item: Any, payload: bytes) -> Any:
+        import numpy as np
+        from PIL import Image
+
+        data = part(payload, item)
+        if item.form == "pixels":
+            return Image.fromarray(np.frombuffer(data, dtype=np.uint8).reshape(item.shape))
+        return decode_image(bytes(data), max_pixels=10**9)
+
+
+# The named checks: each is what a test asserts, and what a mutation must break.
+
+
+async def check_lengths(bench: Bench, turns: list[dict[str, Any]]) -> Seen:
+    """The engine's prompt is as long as foretold."""
+    seen = await bench.ask(turns)
+    assert seen.decision.num_tokens == seen.prompt_tokens, (seen.decision.num_tokens, seen.prompt_tokens)
+    return seen
+
+
+async def check_repeat(bench: Bench, turns: list[dict[str, Any]]) -> Seen:
+    """A repeat is foretold block for block, its pictures included, and is not 0 = 0."""
+    await bench.ask(turns)
+    again = await bench.ask(turns)
+    assert again.predicted_cached == again.cached_tokens, (again.predicted_cached, again.cached_tokens)
+    assert again.overlap >= 6
+    assert again.media_overlap >= 3
+    return again
+
+
+async def check_no_false_credit(
+    bench: Bench, first: list[dict[str, Any]], other: list[dict[str, Any]]
+) -> Seen:
+    """Another picture of the same size earns the blocks before it, and no more."""
+    await bench.ask(first)
+    seen = await bench.ask(other)
+    assert seen.predicted_cached == seen.cached_tokens, (seen.predicted_cached, seen.cached_tokens)
+    assert seen.media_overlap == 0
+    assert seen.overlap == seen.prompt.view.spans[0].offset // bench.contract.block_size >= 3
+    return seen

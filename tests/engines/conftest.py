@@ -1,0 +1,78 @@
+"""Fixtures of the engine tests: models made on the spot, one Ray, one application per kind of test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.tiny_models import tiny_model
+from tests.engines.pictures import PictureServer, picture_server
+from tests.engines.service import Service, deploy, free_port, running_ray
+
+#: One application serves the first four, and the last of them ends it.
+ORDER = (
+    "test_main_job",
+    "test_http_api",
+    "test_eviction",
+    "test_failures",
+    "test_families",
+    "test_mutations",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = [item for item in items if "engines" in item.path.parts]
+    for item in here:
+        item.add_marker(pytest.mark.engine)
+    here.sort(key=lambda item: ORDER.index(item.path.stem))
+    items[:] = [item for item in items if item not in here] + here
+
+
+@pytest.fixture(scope="session")
+def models() -> Path:
+    cache = Path(os.environ.get("SIGHTLINE_CACHE", Path.home() / ".cache" / "sightline"))
+    return cache / "models"
+
+
+@pytest.fixture(scope="session")
+def ray_url() -> Iterator[str]:
+    with running_ray(free_port()) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def pictures() -> Iterator[PictureServer]:
+    with picture_server() as server:
+        yield server
+
+
+def app_args(models: Path, **more: object) -> dict[str, object]:
+    """Two replicas with a cache of 100 blocks each."""
+    args: dict[str, object] = {
+        "model": str(tiny_model("qwen3_vl", models)),
+        "served_model_name": "tiny",
+        "accelerator": "cpu",
+        "enable_multimodal": True,
+        "num_workers": 2,
+        "max_stream_s": 60,
+        "engine_args": {
+            "num_gpu_blocks_override": 100,
+            "kv_cache_memory_bytes": 16 << 20,
+            "max_model_len": 2048,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 2048,
+        },
+        "media": {"identity": "content", "allow_private_addresses": True},
+    }
+    return args | more
+
+
+@pytest.fixture(scope="session")
+def service(ray_url: str, models: Path) -> Iterator[Service]:
+    service = deploy(app_args(models, ingress_replicas=2), ray_url)
+    service.wait_idle(timeout_s=180)
+    yield service
+    service.close()

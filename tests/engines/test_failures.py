@@ -1,0 +1,245 @@
+"""What fails, fails small: requests in flight, a dead replica, a dead engine, a dead router, a redeploy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.engines import pictures as make
+from tests.engines.pictures import PictureServer
+from tests.engines.service import QUESTION, Service, image_part, messages
+
+
+def replica_pids(service: Service) -> dict[str, int]:
+    """Process of each engine replica, by worker."""
+    from ray import serve
+
+    handle = serve.get_deployment_handle("Engine", service.app_name)
+    pids: dict[str, int] = {}
+    deadline = time.monotonic() + 60
+    while len(pids) < len(service.workers()) and time.monotonic() < deadline:
+        found = handle.event_source.remote().result(timeout_s=30)
+        pids[found["worker"]] = int(found["pid"])
+    return pids
+
+
+def engine_children(pid: int) -> list[psutil.Process]:
+    return [p for p in psutil.Process(pid).children(recursive=True) if "reaper" not in " ".join(p.cmdline())]
+
+
+def router_actors() -> list[str]:
+    import ray
+
+    return [
+        a["name"]
+        for a in ray.util.list_named_actors(all_namespaces=True)
+        if a["name"].startswith("sightline:")
+    ]
+
+
+def stream_all(service: Service, turns: list[list[dict[str, Any]]], max_tokens: int) -> list[dict[str, Any]]:
+    """All requests at once, streamed; how each went."""
+
+    async def one(client: httpx.AsyncClient, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        body = service.request(messages, stream=True, max_tokens=max_tokens)
+        outcome: dict[str, Any] = {"tokens": 0, "error": None, "done": False}
+        try:
+            async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                outcome["status"] = response.status_code
+                outcome["worker"] = response.headers.get("x-sightline-worker")
+                async for line in response.aiter_lines():
+                    if line == "data: [DONE]":
+                        outcome["done"] = True
+                    elif '"error"' in line:
+                        outcome["error"] = line
+                    elif line.startswith("data: "):
+                        outcome["tokens"] += 1
+        except httpx.HTTPError as error:
+            outcome["error"] = repr(error)
+        return outcome
+
+    async def run() -> list[dict[str, Any]]:
+        async with httpx.AsyncClient(base_url=service.url, timeout=120) as client:
+            return list(await asyncio.gather(*(one(client, t) for t in turns)))
+
+    return asyncio.run(run())
+
+
+def many_turns(pictures: PictureServer, count: int, seed: int) -> list[list[dict[str, Any]]]:
+    urls = [pictures.put(f"many{seed}-{n}.png", make.png(seed + n, (192, 160))) for n in range(4)]
+    return [
+        messages(image_part(urls[n % 4]), f"Question {n}. " + QUESTION, system="Short.") for n in range(count)
+    ]
+
+
+def test_sixteen_streams_run_at_once(service: Service, pictures: PictureServer) -> None:
+    outcomes = stream_all(service, many_turns(pictures, 16, 300), max_tokens=16)
+    assert all(o["status"] == 200 and o["done"] and o["error"] is None for o in outcomes), outcomes
+    assert {o["worker"] for o in outcomes} == {row["worker"] for row in service.workers()}
+    rows = service.wait_idle()
+    assert all(row["load"]["active_requests"] == 0 for row in rows)
+
+
+def test_a_client_that_goes_away_frees_the_engine_and_the_booking(service: Service) -> None:
+    service.wait_idle()
+    stream = service.stream(messages("Tell me a story. " + QUESTION), max_tokens=1500)
+    worker = next(stream)["headers"]["x-sightline-worker"]
+    for _ in range(3):
+        next(stream)
+    stream.close()
+    began = time.monotonic()
+    rows = {row["worker"]: row for row in service.wait_idle(timeout_s=30)}
+    assert rows[worker]["engine"]["num_running"] == 0
+    assert rows[worker]["load"]["active_requests"] == 0
+    assert time.monotonic() - began < 30
+
+
+def test_the_router_actor_dies_and_is_exact_again(service: Service, pictures: PictureServer) -> None:
+    import ray
+
+    turns = messages(image_part(pictures.put("survivor.png", make.png(320))), QUESTION)
+    before = service.ask_exact(turns)
+    service.wait_idle()
+    (name,) = router_actors()
+    ray.kill(ray.get_actor(name, namespace="sightline"))
+    meanwhile = service.ask(messages("Are you there? " + QUESTION))
+    assert meanwhile.reason in ("router_unreachable", "cost", "tie"), meanwhile.reason
+    service.wait_for(lambda: router_actors() and router_actors() != [name])
+    assert len(router_actors()) == 1
+    service.wait_for(
+        lambda: service.ask(messages("Hello.")).reason not in ("router_unreachable", "decision_timeout")
+    )
+    again = service.ask_exact(turns)
+    assert again.worker == before.worker
+    assert again.overlap >= 6
+
+
+def test_requests_are_served_while_the_router_is_unreachable(service: Service) -> None:
+    import ray
+
+    service.wait_idle()
+    (name,) = router_actors()
+    actor = ray.get_actor(name, namespace="sightline")
+    ray.kill(actor)
+    reasons = set()
+    deadline = time.monotonic() + 30
+    while "router_unreachable" not in reasons and time.monotonic() < deadline:
+        reasons.add(service.ask(messages("Anyone? " + QUESTION), max_tokens=1).reason)
+        if router_actors() not in ([], [name]):
+            break
+    assert "router_unreachable" in reasons
+    service.wait_for(
+        lambda: service.ask(messages("Hello.")).reason not in ("router_unreachable", "decision_timeout")
+    )
+    service.wait_idle()
+
+
+def test_a_replica_killed_while_serving_costs_only_started_streams(
+    service: Service, pictures: PictureServer
+) -> None:
+    pids = replica_pids(service)
+    victim, pid = next(iter(pids.items()))
+    children = engine_children(pid)
+    assert children, "the engine core is a child of its replica"
+
+    def kill() -> None:
+        time.sleep(1.0)
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    outcomes = stream_all(service, many_turns(pictures, 12, 330), max_tokens=48)
+    killer.join()
+    for outcome in outcomes:
+        ended_well = outcome["status"] == 200 and outcome["done"] and outcome["error"] is None
+        started_on_victim = outcome["worker"] == victim and outcome["tokens"] > 0
+        assert ended_well or started_on_victim, outcome
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive, "a child of the killed replica lives on"
+    service.wait_for(lambda: victim not in {row["worker"] for row in service.workers()}, 30)
+    service.wait_idle(timeout_s=180)  # whole again, with another replica
+    service.ask_exact(messages(QUESTION, system="After the fall. " * 30))
+
+
+def test_a_dead_engine_ends_its_replica_and_requests_go_on(service: Service) -> None:
+    service.wait_idle(timeout_s=120)
+    pids = replica_pids(service)
+    victim, pid = next(iter(pids.items()))
+    (engine_core,) = [
+        p for p in engine_children(pid) if "EngineCore" in p.name() or "spawn_main" in " ".join(p.cmdline())
+    ][:1]
+    engine_core.kill()
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda n: service.ask(messages(f"{n} {QUESTION}"), max_tokens=2), range(8)))
+    assert all(answer.status == 200 for answer in answers)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=30)
+    assert not psutil.pid_exists(pid)
+    service.wait_for(lambda: victim not in {row["worker"] for row in service.workers()}, 30)
+    service.wait_idle(timeout_s=180)
+
+
+@pytest.mark.timeout(600)
+def test_a_redeploy_under_load_fails_no_request(service: Service, models) -> None:
+    """New code for every deployment: old replicas end what they began, new ones take over."""
+    from tests.engines.conftest import app_args
+    from tests.engines.service import deploy
+
+    service.wait_idle(timeout_s=180)
+    old = {row["worker"] for row in service.workers()}
+    stop = threading.Event()
+    failures: list[str] = []
+    served = [0]
+
+    def load(number: int) -> None:
+        with httpx.Client(base_url=service.url, timeout=180) as client:
+            while not stop.is_set():
+                body = service.request(messages(f"{number} {served[0]} {QUESTION}"), max_tokens=8)
+                try:
+                    response = client.post("/v1/chat/completions", json=body)
+                    if response.status_code != 200:
+                        failures.append(response.text)
+                except httpx.HTTPError as error:
+                    failures.append(repr(error))
+                served[0] += 1
+                time.sleep(0.2)
+
+    threads = [threading.Thread(target=load, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        deploy(app_args(models, ingress_replicas=2), service.url).close()
+        service.wait_for(
+            lambda: (now := {row["worker"] for row in service.workers()}) and len(now) == 2 and not now & old,
+            300,
+        )
+        time.sleep(2)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures, failures[:3]
+    assert served[0] > 10
+    service.wait_idle(timeout_s=60)
+    service.wait_for(lambda: len(router_actors()) == 1, 30)
+
+
+def test_after_shutdown_no_actor_is_left(service: Service) -> None:
+    """Last in this file: it ends the application."""
+    import ray
+    from ray import serve
+
+    serve.delete(service.app_name)
+    deadline = time.monotonic() + 60
+    while router_actors() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert router_actors() == []
+    assert ray.is_initialized()
