@@ -181,7 +181,10 @@ class Engine:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks of this replica's engine."""
-        return await self._engine.reset_prefix_cache()
+        done = await self._engine.reset_prefix_cache()
+        if done:
+            self._relay.clear()
+        return done
 
     def record_replica_metadata(self) -> dict[str, str]:
         """Shown by Serve, and read by tests that follow the engine's events on their own."""

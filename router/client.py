@@ -86,7 +86,8 @@ class ActorLink:
     async def wait_up(self, timeout_s: float) -> bool:
         """Whether an actor was found within `timeout_s`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._found.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._found.wait()
         return self.is_up
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -115,19 +116,23 @@ class ActorLink:
             await self._look()
             self._wake.clear()
             period = REFRESH_PERIOD_S if self.is_up else RETRY_PERIOD_S
+            # Not `wait_for`: in Python 3.11 it can swallow the cancellation that ends this task.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), period)
+                async with asyncio.timeout(period):
+                    await self._wake.wait()
             if not self.is_up:
                 await asyncio.sleep(RETRY_PERIOD_S)
 
     async def _look(self) -> None:
         try:
-            address = await asyncio.wait_for(self._find(), 10.0)
+            async with asyncio.timeout(10.0):
+                address = await self._find()
             if address == self._address and self._actor is not None:
                 return
             loop = asyncio.get_running_loop()
             actor = await loop.run_in_executor(None, _get_actor, address)
-            await asyncio.wait_for(actor.ping.remote(), 10.0)
+            async with asyncio.timeout(10.0):
+                await actor.ping.remote()
         except (RayError, ValueError, TimeoutError, RuntimeError) as error:
             # Nobody is served worse for it: requests fall open by name until the next look.
             log.debug("router actor not found yet: %s: %s", type(error).__name__, error)

@@ -119,7 +119,8 @@ class EventRelay:
         if self._subscription is not None:
             self._follower = _spawn(self._subscription.run())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._subscription.caught_up.wait(), CATCH_UP_TIMEOUT_S)
+                async with asyncio.timeout(CATCH_UP_TIMEOUT_S):
+                    await self._subscription.caught_up.wait()
         await self._push_once()
         self._pusher = _spawn(self._push_for_ever())
 
@@ -148,6 +149,11 @@ class EventRelay:
         await _cancel(self._follower)
         if self._subscription is not None:
             self._subscription.close()
+
+    def clear(self) -> None:
+        """The engine's cache was emptied by command: vLLM 0.32 says so only with its next step."""
+        self._residency.apply(AllCleared())
+        self._changed()
 
     @property
     def status(self) -> RelayStatus:
@@ -210,8 +216,10 @@ class EventRelay:
             if wait_s <= 0:
                 await self._push_once()
                 continue
+            # Not `wait_for`: in Python 3.11 it can swallow the cancellation that ends this task.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
 
     def _due(self) -> float:
         """When to push next, by the clock."""
@@ -241,7 +249,8 @@ class EventRelay:
         self._last_push = self._clock()
         reply: PushReply | None = None
         try:
-            reply = await asyncio.wait_for(self._push(message), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                reply = await self._push(message)
         except Exception as error:  # whatever the transport raises: the actor is away, and comes back
             log.debug("worker %s: push %d failed: %r", self._worker, message.seq, error)
         finally:

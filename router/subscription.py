@@ -236,7 +236,8 @@ class EventSubscription:
         dealer = self._dealer or self._connect_dealer(self._source.replay_endpoint)
         await dealer.send_multipart((b"", seq.to_bytes(8, "big")))
         while True:
-            frames = await asyncio.wait_for(dealer.recv_multipart(), REPLAY_TIMEOUT_S)
+            async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                frames = await dealer.recv_multipart()
             message = _seq_and_payload(frames)
             if message is not None and message[0] == _END_SEQ:
                 return

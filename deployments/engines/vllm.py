@@ -107,7 +107,8 @@ class VllmEngine:
         if not publishes_events(self._args):
             return None
         source = self._llm.get_kv_event_sources()[0]
-        return EventSource(source.endpoint, source.replay_endpoint, source.topic)
+        endpoint, replay = (_reachable(e) for e in (source.endpoint, source.replay_endpoint))
+        return EventSource(endpoint, replay, source.topic)
 
     async def generate(
         self, request: EngineRequest, pictures: Sequence[Image]
@@ -131,13 +132,14 @@ class VllmEngine:
         except EngineGenerateError as error:
             yield _failure(error.__cause__ or error)
         except (VLLMClientError, ValueError, TypeError) as error:
-            yield Failed(str(error), 400)
+            yield _failure(error)
 
     async def _generate(
         self, request: EngineRequest, pictures: Sequence[Image], params: Any
     ) -> AsyncGenerator[EngineMessage]:
         completion_tokens = 0
-        outputs = self._llm.generate(_prompt(request, pictures), params, request.decision_id)
+        rendered = await self._render(_prompt(request, pictures))
+        outputs = self._llm.generate(rendered, params, request.decision_id)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 (choice,) = output.outputs
@@ -146,6 +148,15 @@ class VllmEngine:
                     yield Delta(choice.text, tuple(choice.token_ids), _logprobs(choice))
                 if output.finished:
                     yield _finished(output, choice, completion_tokens)
+
+    async def _render(self, prompt: dict[str, Any]) -> Any:
+        """vLLM's own processing of pictures and placeholders, on a thread of vLLM's beside the event loop."""
+        from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+        renderer = self._llm.renderer
+        parsed = parse_model_prompt(self._llm.model_config, prompt)
+        (rendered,) = await renderer.render_cmpl_async([parsed], renderer.default_cmpl_tok_params)
+        return rendered
 
     async def abort(self, request_id: str) -> None:
         await self._llm.abort(request_id)
@@ -196,6 +207,11 @@ class _LoadWatch:
                 """The replica says it itself."""
 
         return Logger
+
+
+def _reachable(endpoint: str) -> str:
+    """A wildcard is where the publisher listens, not where one can connect to."""
+    return endpoint.replace("*", "127.0.0.1")
 
 
 def _prompt(request: EngineRequest, pictures: Sequence[Image]) -> dict[str, Any]:
@@ -261,8 +277,10 @@ def _logprobs(choice: Any) -> tuple[TokenLogprob, ...]:
 
 
 def _failure(cause: BaseException) -> Failed:
-    """What vLLM wraps as a failed generation: a refused input is a ValueError inside, all else is ours."""
-    if isinstance(cause, (ValueError, TypeError)):
+    """What failed: a refused input is vLLM's client error or a ValueError, all else is the engine's fault."""
+    from vllm.exceptions import VLLMClientError
+
+    if isinstance(cause, (VLLMClientError, ValueError, TypeError)):
         # vLLM's own sentence repeats the whole input; what was wrong with it stands in the first cause.
         root: BaseException = cause
         while root.__cause__ is not None:

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+
+import pytest
 
 from deployments.chat import route_query
 from deployments.config import EngineConfig
@@ -33,6 +36,22 @@ from sightline_types import (
     WorkerId,
     WorkerPush,
 )
+
+#: Marks of the tests that run an engine in their own process: what it and its libraries deprecate among
+#: themselves is not ours to mend.
+ENGINE_IN_PROCESS = [
+    pytest.mark.timeout(300),
+    *(
+        pytest.mark.filterwarnings(f"ignore::{kind}")
+        for kind in (
+            "DeprecationWarning",
+            "FutureWarning",
+            "UserWarning",
+            "ResourceWarning",
+            "pytest.PytestUnraisableExceptionWarning",
+        )
+    ),
+]
 
 ENGINE_ARGS = {
     "num_gpu_blocks_override": 130,
@@ -72,9 +91,12 @@ class Seen:
 class Bench:
     """`alter` changes the prepared prompt before it is keyed: how the mutation tests break it."""
 
-    def __init__(self, model: str, **engine_args: Any) -> None:
+    def __init__(self, model: str, *, kv_events_port_base: int | None = None, **engine_args: Any) -> None:
         self._config = EngineConfig(
-            model=model, enable_multimodal=True, engine_args=ENGINE_ARGS | engine_args
+            model=model,
+            enable_multimodal=True,
+            engine_args=ENGINE_ARGS | engine_args,
+            kv_events_port_base=kv_events_port_base,
         )
         self._worker = WorkerId("bench")
         self._counter = itertools.count(1)
@@ -102,6 +124,8 @@ class Bench:
         await self.relay.close()
         await self.prompts.aclose()
         self.engine.shutdown()
+        del self.engine
+        gc.collect()  # sockets that the engine's client leaves open are named now, where they are forgiven
 
     async def wait_idle(self, timeout_s: float = 30.0) -> None:
         async with asyncio.timeout(timeout_s):

@@ -12,22 +12,15 @@ from app.tiny_models import tiny_model
 from tests.engines.pictures import PictureServer, picture_server
 from tests.engines.service import Service, deploy, free_port, running_ray
 
-#: One application serves the first four, and the last of them ends it.
-ORDER = (
-    "test_main_job",
-    "test_http_api",
-    "test_eviction",
-    "test_failures",
-    "test_families",
-    "test_mutations",
-)
+#: One application serves these, and the last of them ends it; the other modules come after, as they are.
+ORDER = ("test_main_job", "test_http_api", "test_eviction", "test_failures")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if "engines" in item.path.parts]
     for item in here:
         item.add_marker(pytest.mark.engine)
-    here.sort(key=lambda item: ORDER.index(item.path.stem))
+    here.sort(key=lambda item: [*ORDER, item.path.stem].index(item.path.stem))
     items[:] = [item for item in items if item not in here] + here
 
 

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-ROOT = Path(__file__).resolve().parents[2]
-#: Before Ray is imported: no token files, no shared address file, no usage report.
-ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-}
-os.environ.update(ENVIRONMENT)
+from tests.ray_cluster import start_ray
 
 #: 90 blocks of 32 for the tiny model (256 bytes a token): small enough to be filled by a test.
 BLOCK = 32
@@ -200,23 +187,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def start_ray() -> None:
-    import logging
-
-    import ray
-
-    ray.init(
-        address="local",
-        num_cpus=8,
-        include_dashboard=False,
-        object_store_memory=400 << 20,
-        _temp_dir="/tmp/sl",
-        log_to_driver=bool(os.environ.get("SIGHTLINE_TEST_LOGS")),
-        logging_level=logging.WARNING,
-        runtime_env={"env_vars": ENVIRONMENT | {"PYTHONPATH": str(ROOT)}},
-    )
 
 
 @contextmanager

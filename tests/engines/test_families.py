@@ -12,10 +12,10 @@ import pytest_asyncio
 
 from app.tiny_models import tiny_model
 from tests.engines import pictures as make
-from tests.engines.bench import Bench, check_lengths, check_no_false_credit, check_repeat
+from tests.engines.bench import ENGINE_IN_PROCESS, Bench, check_lengths, check_no_false_credit, check_repeat
 from tests.engines.service import INTRODUCTION, QUESTION, image_part, messages
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), *ENGINE_IN_PROCESS]
 
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 SIZES = ((64, 64), (200, 200), (333, 127), (42, 70), (80, 48), (1200, 20), (30, 600), (640, 480), (1081, 723))
@@ -62,7 +62,8 @@ async def test_after_a_flush_nothing_is_foretold(bench: Bench) -> None:
     await check_repeat(bench, turns)
     await bench.wait_idle()
     assert await bench.engine.reset_prefix_cache()
-    await asyncio.sleep(0.3)  # the clearing comes as an event of its own
+    bench.relay.clear()
+    await asyncio.sleep(0.05)  # the relay is not idle any more, and the next push says so
     await bench.wait_idle()
     seen = await bench.ask(turns)
     assert seen.predicted_cached == seen.cached_tokens == 0

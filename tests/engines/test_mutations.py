@@ -14,10 +14,10 @@ import pytest_asyncio
 from app.tiny_models import tiny_model
 from sightline_types import MediaId, MediaSpan, PreparedPrompt, TokenView
 from tests.engines import pictures as make
-from tests.engines.bench import Bench, check_lengths, check_no_false_credit, check_repeat
+from tests.engines.bench import ENGINE_IN_PROCESS, Bench, check_lengths, check_no_false_credit, check_repeat
 from tests.engines.service import QUESTION, image_part, messages
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), *ENGINE_IN_PROCESS]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -35,7 +35,8 @@ async def mended(bench: Bench) -> AsyncIterator[Bench]:
     yield bench
     bench.alter, bench.listens = alter, True
     await bench.wait_idle()
-    await bench.engine.reset_prefix_cache()
+    assert await bench.engine.reset_prefix_cache()
+    bench.relay.clear()
 
 
 def turns(seed: int) -> list[dict[str, Any]]:
@@ -110,7 +111,7 @@ async def test_a_relay_that_tells_nothing_is_caught(mended: Bench) -> None:
     await assert_breaks(check_repeat(mended, turns(717)))
 
 
-def test_both_sides_use_one_key_function() -> None:
+async def test_both_sides_use_one_key_function() -> None:
     import router.residency
 
     assert router.residency.chain_key is router.keys.chain_key

@@ -313,8 +313,8 @@ def test_base64_and_percent_encoding_give_the_same_bytes(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["data:image/png;base64", "data:;base64,a", "data:;base64,####", "data:;base64,", "data:,", "data", "date:,x",
-     "data:;base64,ab-_", "data:;base64,\u00e9\u00e9\u00e9\u00e9"],
+    ["data:image/png;base64", "data:;base64,a", "data:;base64,####", "data:;base64,", "data:,", "data",
+     "date:,x", "data:;base64,ab-_", "data:;base64,\u00e9\u00e9\u00e9\u00e9"],
 )  # fmt: skip
 def test_a_malformed_data_url_is_a_400(url: str) -> None:
     with pytest.raises(RequestError) as caught:

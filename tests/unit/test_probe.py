@@ -78,6 +78,13 @@ def test_other_files_are_of_unknown_format(data: bytes) -> None:
         probe_image(data)
 
 
+def test_a_jpeg_of_twelve_bits_is_of_unknown_format() -> None:
+    data = bytearray(corpus()["jpeg-RGB"])
+    data[data.index(b"\xff\xc0") + 4] = 12
+    with pytest.raises(UnknownFormat, match="12 bits"):
+        probe_image(bytes(data))
+
+
 def test_a_picture_without_pixels_is_refused() -> None:
     data = bytearray(encoded(picture(), "PNG"))
     data[16:20] = bytes(4)

@@ -1,0 +1,60 @@
+"""Fixtures of the integration tests: Ray and Serve without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.ray_cluster import start_ray
+
+
+@pytest.fixture(scope="package")
+def ray_session() -> Iterator[None]:
+    """Ray alone. For this folder only: the engine tests start a Ray of their own in the same process."""
+    import ray
+
+    start_ray()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="package")
+def serve_session(ray_session: None) -> Iterator[None]:
+    from ray import serve
+
+    serve.start(proxy_location="Disabled")
+    yield
+    serve.shutdown()
+
+
+@pytest.fixture
+def start_actor(ray_session: None) -> Iterator[Callable[..., Any]]:
+    """Starts router actors (any class, any settings) and ends them after the test."""
+    with actors() as start:
+        yield start
+
+
+@contextmanager
+def actors() -> Iterator[Callable[..., Any]]:
+    import ray
+
+    from router.actor import RouterActor
+    from router.config import RouterConfig
+    from tests.integration.worker import NAMESPACE
+
+    started: list[Any] = []
+
+    def start(cls: type = RouterActor, *, name: str | None = None, **config: Any) -> Any:
+        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": 0}
+        if name is not None:
+            options |= {"name": name, "namespace": NAMESPACE}
+        actor = ray.remote(cls).options(**options).remote(RouterConfig(**config))
+        started.append(actor)
+        return actor
+
+    yield start
+    for actor in started:
+        ray.kill(actor, no_restart=True)
