@@ -60,6 +60,8 @@ def _router_deployment() -> Any:
         max_ongoing_requests=1000,
         health_check_period_s=5,
         graceful_shutdown_timeout_s=10,
+        # Every replica asks it for the actor every few seconds.
+        logging_config={"enable_access_log": False},
     )
 
 

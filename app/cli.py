@@ -58,6 +58,11 @@ def _add_config(commands: Any) -> None:
         choices=("gpu", "cpu"),
         help="show what holds there (default: as configured; for auto, what this machine has)",
     )
+    command.add_argument(
+        "--reference",
+        action="store_true",
+        help="print docs/configuration.md: every setting explained",
+    )
     command.set_defaults(run=_run_config)
 
 
@@ -90,9 +95,13 @@ def _add_tiny_model(commands: Any) -> None:
 
 
 def _run_config(args: argparse.Namespace) -> int:
+    from app.reference import reference
     from app.serve_file import read_serve_file
     from app.settings import SettingsError, explain, load_settings
 
+    if args.reference:
+        print(reference(), end="")
+        return 0
     path = args.config or Path(_SERVE_CONFIG)
     try:
         given = read_serve_file(path).args

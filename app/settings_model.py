@@ -125,7 +125,7 @@ class Settings(BaseModel):
         "minute more, to end what it began.",
     )
     request_timeout_s: float = Field(
-        3600.0, gt=0, description="Seconds after which a request that has not ended is given up."
+        3600.0, gt=0, description="Seconds within which an answer must begin; beyond it: 408."
     )
     body_limit_bytes: int = Field(
         64 << 20, ge=1, description="Bytes of the longest request body (data: URLs included); beyond it: 413."

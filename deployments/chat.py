@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import IngressConfig
+from deployments.degraded import DegradedRequests
 from deployments.openai_api import ChatRequest
 from deployments.protocol import Delta, EngineMessage, EngineRequest, Failed, Finished, Refused, Started
 from deployments.transport import pack, ship
@@ -100,6 +100,7 @@ class ChatService:
         client: RouterClient,
         engine: DeploymentHandle[Any],
         live: LiveReplicas,
+        degraded: DegradedRequests | None = None,
     ) -> None:
         self._config = config
         self._prompts = prompts
@@ -107,6 +108,7 @@ class ChatService:
         self._client = client
         self._engine = engine.options(stream=True).generate
         self._live = live
+        self._degraded = degraded
         self.max_model_len: int | None = None
 
     async def start(self, request: ChatRequest, *, tenant: str | None = None) -> Reply:
@@ -124,14 +126,14 @@ class ChatService:
         )
         self._check_length(prompt, request)
         salt = cache_salt(request.cache_salt, tenant, self._config.tenant_secret)
-        files = asyncio.gather(*(self._file(item) for item in prompt.media))
+        fetches = [asyncio.create_task(self._file(item)) for item in prompt.media]
         try:
-            return await self._dispatch(request, prompt, salt, files)
+            return await self._dispatch(request, prompt, salt, fetches)
         finally:
             # A fetch that nobody waits for any more (another item failed, the client left) ends here.
-            files.cancel()
-            with contextlib.suppress(asyncio.CancelledError, RequestError):
-                await files
+            for fetch in fetches:
+                fetch.cancel()
+            await asyncio.gather(*fetches, return_exceptions=True)
 
     def _check_length(self, prompt: PreparedPrompt, request: ChatRequest) -> None:
         limit = self.max_model_len
@@ -159,7 +161,7 @@ class ChatService:
         request: ChatRequest,
         prompt: PreparedPrompt,
         salt: str | None,
-        files: Awaitable[list[bytes | None]],
+        fetches: Sequence[asyncio.Task[bytes | None]],
     ) -> Reply:
         payload: Any = None
         excluded: tuple[WorkerId, ...] = ()
@@ -170,7 +172,7 @@ class ChatService:
             call = _EngineCall(decision_id, outcome, self._client)
             try:
                 if media is None:
-                    media, packed = pack(prompt.media, await files)
+                    media, packed = pack(prompt.media, await asyncio.gather(*fetches))
                     payload = ship(packed)
                 engine_request = EngineRequest(
                     decision_id=decision_id,
@@ -211,6 +213,9 @@ class ChatService:
             )
 
         outcome = await self._client.decide(build)
+        if self._degraded is not None:
+            undecided = () if isinstance(outcome, Decision) else (*prompt.reasons, outcome.reason)
+            self._degraded.note(outcome.degraded if isinstance(outcome, Decision) else undecided)
         _log_request(decision_id, prompt, outcome)
         return outcome
 

@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException
 
 from deployments.chat import ChatService, EngineFailed, Reply
 from deployments.config import IngressConfig
+from deployments.degraded import DegradedRequests
 from deployments.openai_api import ChatRequest, ChatResponse, parse_chat_request
 from deployments.protocol import Delta, Finished
 from deployments.router import finder
@@ -72,7 +73,10 @@ class Ingress:
         self._client = RouterClient(self._link, budget_s=config.router.decision_budget_ms / 1000)
         app_name = serve.get_replica_context().app_name
         live = live_replicas(config.engine_deployment, app_name)
-        self._service = ChatService(config, self._prompts, fetcher, self._client, engine, live)
+        self._degraded = DegradedRequests(config.served_model_name)
+        self._service = ChatService(
+            config, self._prompts, fetcher, self._client, engine, live, self._degraded
+        )
         self._pool_poll = spawn(self._learn_limits())
 
     async def _learn_limits(self) -> None:
@@ -226,9 +230,16 @@ class Ingress:
     async def router_workers(self) -> Response:
         statuses = await self._ask_router(self._router.workers.remote())
         restarts = await self._ask_router(self._router.restarts.remote())
-        undecided = {reason.value: count for reason, count in self._client.undecided.items()}
+        stats = await self._ask_router(self._router.stats.remote())
         return JSONResponse(
-            plain({"workers": statuses, "router_restarts": restarts, "undecided_here": undecided})
+            plain(
+                {
+                    "workers": statuses,
+                    "router": stats,
+                    "router_restarts": restarts,
+                    "degraded_here": self._degraded.counts,
+                }
+            )
         )
 
     @ingress_api.get("/router/decisions/{decision_id}")

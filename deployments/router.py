@@ -21,7 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from router.actor import RouterActor
 from router.client import ActorAddress, spawn
 from router.config import RouterConfig
-from router.core import Receipt, WorkerStatus
+from router.core import CoreStats, Receipt, WorkerStatus
 from sightline_types import DecisionId, WorkerId
 
 __all__ = ["Router", "finder"]
@@ -62,6 +62,11 @@ class Router:
         result: tuple[WorkerStatus, ...] = await self._actor.workers.remote()
         return result
 
+    async def stats(self) -> CoreStats:
+        """Counts since the actor began, and what it holds."""
+        result: CoreStats = await self._actor.stats.remote()
+        return result
+
     async def receipt(self, decision_id: DecisionId) -> Receipt | None:
         result: Receipt | None = await self._actor.receipt.remote(decision_id)
         return result
@@ -77,17 +82,19 @@ class Router:
     async def _create_actor(self) -> None:
         """A dead actor's name may still be taken for a moment, so each one has a name of its own."""
         self._generation += 1
-        self._address = ActorAddress(f"{self._base_name}:{self._generation}", NAMESPACE)
+        address = ActorAddress(f"{self._base_name}:{self._generation}", NAMESPACE)
         actor_class = ray.remote(RouterActor).options(
-            name=self._address.name,
+            name=address.name,
             namespace=NAMESPACE,
             num_cpus=0,
             max_concurrency=1000,
             max_restarts=0,
         )
-        self._actor: ActorHandle[Any] = actor_class.remote(self._config, self._set_up_logs)
-        epoch = await self._actor.start.remote(self._roster)
-        log.info("router actor %s is up, epoch %x", self._address.name, epoch)
+        actor: ActorHandle[Any] = actor_class.remote(self._config, self._set_up_logs)
+        epoch = await actor.start.remote(self._roster)
+        # Told to others only now: before its start it knows no roster and would decide in a cold pool.
+        self._address, self._actor = address, actor
+        log.info("router actor %s is up, epoch %x", address.name, epoch)
 
     async def _watch(self) -> None:
         """Replace the actor when it dies, and remember who was in the pool."""

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from router.audit import ContractRefused
 from router.config import RouterConfig
-from router.core import NoWorker, PoolView, Receipt, RouterCore, WorkerStatus
+from router.core import CoreStats, NoWorker, PoolView, Receipt, RouterCore, WorkerStatus
 from sightline_types import (
     Decision,
     DecisionId,
@@ -31,6 +32,7 @@ __all__ = ["RouterActor", "StalePool", "Undecided"]
 log = logging.getLogger("sightline.router")
 
 SWEEP_PERIOD_S = 1.0
+WARM_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,15 @@ class RouterActor:
         self._core.begin_warm(roster)
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep_for_ever())
+            self._warmer = asyncio.create_task(self._name_late_workers())
         return self._core.epoch
+
+    async def _name_late_workers(self) -> None:
+        while not self._core.is_warm():
+            await asyncio.sleep(WARM_POLL_S)
+        late = self._core.late_workers()
+        if late:
+            log.warning("serving without the tables of %s", ", ".join(map(str, late)))
 
     async def ping(self) -> int:
         return self._core.epoch
@@ -92,7 +102,11 @@ class RouterActor:
 
     async def push(self, message: WorkerPush) -> PushReply:
         known = message.worker in self._core.pool().contracts
-        reply = self._core.push(message)
+        try:
+            reply = self._core.push(message)
+        except ContractRefused as error:
+            log.error("worker %s is refused: %s", message.worker, error)
+            raise
         if not known and message.contract is not None:
             log.info("worker %s joined: %s", message.worker, describe_contract(message))
         if message.leaving:
@@ -116,7 +130,10 @@ class RouterActor:
         return self._core.pool()
 
     async def roster(self) -> list[WorkerId]:
-        return list(self._core.pool().contracts)
+        """Who is in the pool; while it is not warm also those who are awaited, lest the next life of
+        this actor forgets them."""
+        late = () if self._core.is_warm() else self._core.late_workers()
+        return [*self._core.pool().contracts, *late]
 
     async def workers(self) -> tuple[WorkerStatus, ...]:
         return self._core.workers()
@@ -124,6 +141,9 @@ class RouterActor:
     async def resident_keys(self, worker: WorkerId) -> bytes:
         """Every block that `worker` is known to hold: little-endian uint64, ascending. For audits."""
         return self._core.held_keys(worker).astype("<u8").tobytes()
+
+    async def stats(self) -> CoreStats:
+        return self._core.stats()
 
     async def receipt(self, decision_id: DecisionId) -> Receipt | None:
         return self._core.receipt(decision_id)

@@ -20,6 +20,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
 from router.actor import StalePool, Undecided
 from router.core import PoolView
@@ -133,7 +134,7 @@ class ActorLink:
             actor = await loop.run_in_executor(None, _get_actor, address)
             async with asyncio.timeout(10.0):
                 await actor.ping.remote()
-        except (RayError, ValueError, TimeoutError, RuntimeError) as error:
+        except (RayError, RayServeException, ValueError, TimeoutError, RuntimeError) as error:
             # Nobody is served worse for it: requests fall open by name until the next look.
             log.debug("router actor not found yet: %s: %s", type(error).__name__, error)
             return
@@ -184,7 +185,7 @@ class RouterClient:
         return outcome
 
     async def _decide(self, build: Callable[[PoolView], RouteQuery], deadline: float) -> Decision | Undecided:
-        pool = self._pool or await self._refresh_pool(deadline)
+        pool = self._pool or await self._first_pool(deadline)
         for _ in range(3):
             outcome = await self._ask(build(pool), deadline)
             if not isinstance(outcome, StalePool):
@@ -235,13 +236,17 @@ class RouterClient:
     async def pool(self, timeout_s: float) -> PoolView | None:
         """The pool as last seen; None where no actor answers in time."""
         try:
-            return await self._refresh_pool(time.monotonic() + timeout_s)
+            async with asyncio.timeout(timeout_s):
+                self._pool = await self._link.call("pool")
         except (RouterUnreachable, TimeoutError):
             return None
+        return self._pool
 
-    async def _refresh_pool(self, deadline: float) -> PoolView:
+    async def _first_pool(self, deadline: float) -> PoolView:
+        """One call, however many requests wait for it."""
         async with asyncio.timeout(deadline - time.monotonic()), self._pool_lock:
-            self._pool = await self._link.call("pool")
+            if self._pool is None:
+                self._pool = await self._link.call("pool")
             return self._pool
 
     def cancel(self, decision_id: DecisionId) -> None:

@@ -6,7 +6,6 @@ in. Its errors belong to the tree that `router.keys` draws.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -16,7 +15,6 @@ import numpy.typing as npt
 
 from router.audit import (
     Audit,
-    AuditCounters,
     ContractRefused,
     FamilyStatus,
     check_contract,
@@ -25,11 +23,12 @@ from router.audit import (
 )
 from router.config import RouterConfig
 from router.cost import Rates, credit, encode_tokens_left, score
-from router.index import BlockIndex, IndexStats, Leading
+from router.index import BlockIndex, Leading
 from router.keys import RouterError
 from router.load import LoadBook, WorkerLoad
 from router.policies import make_policy
 from router.receipts import Outcome, Receipt, ReceiptRing
+from router.status import CoreStats, Counts, Holdings, PoolView, WorkerStatus
 from sightline_types import (
     BookedLoad,
     CandidateScore,
@@ -68,61 +67,6 @@ class NoWorker(RouterError):
     """No worker is known, or all of them are excluded."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolView:
-    """Who is in the pool; version: higher after each change of the contracts."""
-
-    version: int
-    contracts: Mapping[WorkerId, WorkerContract]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """One worker as the router sees it.
-
-    idle: its relay is idle, and nothing is booked on it.
-    silent_s: seconds since it was last heard.
-    reasons: why it is less than exact.
-    """
-
-    worker: WorkerId
-    contract: WorkerContract
-    epoch: int
-    applied_seq: int
-    relay: RelayStatus
-    load: WorkerLoad
-    engine: EngineLoad
-    num_blocks: int
-    expected_blocks: int
-    idle: bool
-    silent_s: float
-    audit: AuditCounters
-    families: tuple[FamilyStatus, ...]
-    reasons: tuple[DegradeReason, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CoreStats:
-    """Counts since the core was made, and what it holds now.
-
-    duplicates: messages already applied. gaps: messages whose predecessors are missing.
-    expired_leases: bookings released because nothing was heard of them.
-    """
-
-    decisions: Mapping[DecisionReason, int]
-    degraded: Mapping[DegradeReason, int]
-    pushes: int
-    tables: int
-    duplicates: int
-    gaps: int
-    cancelled: int
-    rebooked: int
-    expired_leases: int
-    open_requests: int
-    receipts: int
-    index: IndexStats
-
-
 @dataclass(slots=True)
 class _Worker:
     contract: WorkerContract
@@ -159,19 +103,6 @@ class _State:
         return self.book.would_hold(worker, _keys(self.query, self.workers[worker].contract.spec))
 
 
-@dataclass(slots=True)
-class _Counts:
-    decisions: Counter[DecisionReason] = field(default_factory=Counter)
-    degraded: Counter[DegradeReason] = field(default_factory=Counter)
-    pushes: int = 0
-    tables: int = 0
-    duplicates: int = 0
-    gaps: int = 0
-    cancelled: int = 0
-    rebooked: int = 0
-    expired_leases: int = 0
-
-
 class RouterCore:
     """Scores, picks and books.
 
@@ -197,7 +128,7 @@ class RouterCore:
         self._open: dict[DecisionId, _Open] = {}
         self._awaited: set[WorkerId] = set()
         self._warm_at = float("-inf")
-        self._counts = _Counts()
+        self._counts = Counts()
 
     # The workers' channel
 
@@ -559,21 +490,8 @@ class RouterCore:
         )
 
     def stats(self) -> CoreStats:
-        counts = self._counts
-        return CoreStats(
-            decisions=dict(counts.decisions),
-            degraded=dict(counts.degraded),
-            pushes=counts.pushes,
-            tables=counts.tables,
-            duplicates=counts.duplicates,
-            gaps=counts.gaps,
-            cancelled=counts.cancelled,
-            rebooked=counts.rebooked,
-            expired_leases=counts.expired_leases,
-            open_requests=len(self._open),
-            receipts=len(self._receipts),
-            index=self._index.stats(),
-        )
+        held = Holdings(len(self._open), len(self._receipts), self._index.stats())
+        return self._counts.stats(held)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where index, bookings and open decisions contradict each other."""
