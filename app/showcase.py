@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -18,21 +18,29 @@ from PIL import Image
 
 __all__ = ["Outcome", "Question", "questions", "render_table", "run_showcase"]
 
-INTRODUCTION = (
+#: One per album: what all questions about it begin with.
+INTRODUCTIONS = (
     "You look at pictures and answer questions about them in plain words, shortly and to the point, and "
-    "you say so when you cannot see what was asked for. The pictures come from one album. "
-) * 2
+    "you say so when you cannot see what was asked for. The pictures come from one album. " * 2,
+    "These pictures are from another album altogether, and whoever asks about them wants to know the place "
+    "and the season, so look at the light and at the plants before you give an answer of one sentence. " * 2,
+)
 SIZE = (320, 256)
 IDLE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request of the showcase: what it shows, the pictures (by path) and the text."""
+    """One request of the showcase: what it shows, the pictures (by path) and the text.
+
+    while_busy: ask it while the replica of the first album is answering another question.
+    """
 
     title: str
     pictures: tuple[str, ...]
     text: str
+    album: int = 0
+    while_busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,9 @@ def questions() -> tuple[Question, ...]:
         Question("the two swapped", ("b.png", "a.png"), "What differs?"),
         Question("other size (600x100)", ("wide.png",), "What is in the picture?"),
         Question("other size, again", ("wide.png",), "What is in the picture?"),
+        Question("other album, meanwhile", ("c.png",), "Where is this?", album=1, while_busy=True),
+        Question("other album, again", ("c.png",), "Where is this?", album=1),
+        Question("first album, again", ("a.png",), "What is in the picture?"),
     )
 
 
@@ -74,9 +85,31 @@ def run_showcase(base_url: str, model: str) -> bool:
         outcomes = []
         for question in questions():
             wait_idle(client)
-            outcomes.append(ask(client, model, question, pictures))
+            with busy(client, model) if question.while_busy else nullcontext():
+                outcomes.append(ask(client, model, question, pictures))
     print("\n" + render_table(outcomes) + "\n", flush=True)
     return all(outcome.is_exact for outcome in outcomes)
+
+
+@contextmanager
+def busy(client: httpx.Client, model: str) -> Iterator[None]:
+    """The replica that holds the first album is answering a long question meanwhile."""
+    body = {
+        "model": model,
+        "messages": [
+            {"role": "system", "content": INTRODUCTIONS[0]},
+            {"role": "user", "content": "Tell a story."},
+        ],
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != 200:
+            raise RuntimeError(f"{response.status_code} {response.read().decode()}")
+        chunks = events(response)
+        next(chunks)
+        yield
 
 
 def ask(client: httpx.Client, model: str, question: Question, pictures: str) -> Outcome:
@@ -87,7 +120,7 @@ def ask(client: httpx.Client, model: str, question: Question, pictures: str) -> 
     body = {
         "model": model,
         "messages": [
-            {"role": "system", "content": INTRODUCTION},
+            {"role": "system", "content": INTRODUCTIONS[question.album]},
             {
                 "role": "user",
                 "content": [*content, {"type": "text", "text": question.text + " Please say." * 24}],
@@ -195,6 +228,7 @@ def picture_server() -> Iterator[str]:
     files = {
         "/a.png": _picture(1, SIZE),
         "/b.png": _picture(2, SIZE),
+        "/c.png": _picture(4, SIZE),
         "/wide.png": _picture(3, (600, 100)),
     }
     files["/copy/a.png"] = files["/a.png"]

@@ -273,7 +273,7 @@ class _EngineCall:
     async def _first_messages(self) -> tuple[WorkerId, Delta | Finished]:
         started = await self._next()
         if isinstance(started, Refused):
-            raise _NothingProduced(f"refused: {started.reason}", self._decided)
+            raise _NothingProduced(f"refused: {started.reason}", started.worker or self._decided)
         assert isinstance(started, Started), started
         self._worker = started.worker
         if self._decided is not None and started.worker != self._decided:

@@ -93,7 +93,7 @@ class Engine:
         `pin` was for the request router; it is not read here.
         """
         if self._is_leaving:
-            yield Refused("engine_dead")
+            yield Refused("engine_dead", self._worker)
             return
         self._report(LifecycleKind.STARTED, request)
         finished: Finished | None = None

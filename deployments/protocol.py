@@ -126,9 +126,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The engine cannot take requests (any more) and has produced nothing: try another replica."""
+    """The engine cannot take requests (any more) and has produced nothing: try another replica.
+
+    worker: who refused; it need not be the one that was decided.
+    """
 
     reason: str
+    worker: WorkerId | None = None
 
 
 EngineMessage = Started | Delta | Finished | Failed | Refused
