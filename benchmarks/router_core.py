@@ -122,7 +122,8 @@ def measure() -> list[dict[str, Any]]:
             run = decide(core, keyed, tokens)
             note(f"select + book + cancel, {tokens} tokens, {workers} workers", median_ms(run), "ms")
         per_batch = median_ms(apply_events(core, 64))
-        note(f"events, 64 stored + 64 removed a message, {workers} workers", 128 / per_batch / 1e3, "M blocks/s")
+        what = f"events, 64 stored + 64 removed a message, {workers} workers"
+        note(what, 128 / per_batch / 1e3, "M blocks/s")
     return rows
 
 
@@ -132,7 +133,8 @@ def machine() -> str:
         for line in Path("/proc/cpuinfo").read_text().splitlines()
         if line.startswith("model name")
     ]
-    return f"{names[0] if names else platform.processor()}, {len(names)} cores, Python {platform.python_version()}"
+    name = names[0] if names else platform.processor()
+    return f"{name}, {len(names)} cores, Python {platform.python_version()}"
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ from router.actor import Undecided
 from router.client import RouterClient
 from router.core import PoolView
 from router.keys import block_keys
-from router.pinned import LiveReplicas, Pin
+from router.live import LiveReplicas
+from router.pinned import Pin
 from sightline_types import (
     Decision,
     DecisionId,

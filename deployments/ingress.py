@@ -30,7 +30,7 @@ from deployments.protocol import Delta, Finished
 from deployments.router import finder
 from processors import Fetcher, ModelFiles, PromptBuilder, RequestError
 from router.client import ActorLink, RouterClient, spawn
-from router.pinned import live_replicas
+from router.live import live_replicas
 from sightline_types import DecisionId
 
 __all__ = ["Ingress", "ingress_api"]

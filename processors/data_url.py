@@ -12,6 +12,7 @@ from processors.errors import MediaTooLarge, RequestError
 __all__ = ["parse_data_url", "too_large"]
 
 _WHITESPACE = re.compile(rb"[ \t\n\f\r]+")
+_BASE64 = re.compile(r";\s*base64\s*$", re.IGNORECASE)
 
 
 def parse_data_url(url: str, *, max_bytes: int) -> bytes:
@@ -27,7 +28,7 @@ def parse_data_url(url: str, *, max_bytes: int) -> bytes:
     header, comma, payload = url[5:].partition(",")
     if url[:5].lower() != "data:" or not comma:
         raise _malformed("it needs the form data:[<type>][;base64],<data>")
-    if header.lower().rstrip().endswith(";base64"):
+    if _BASE64.search(header[-64:]):
         data = _from_base64(payload, max_bytes)
     else:
         _check_size(len(payload) // 3, max_bytes)

@@ -65,12 +65,18 @@ def _refused(param: str, problem: str, *, code: str | None = None) -> RequestErr
     return RequestError(f"{param} {problem}", param=param, code=code)
 
 
+def _quoted(value: object) -> str:
+    """A value as an error may repeat it, however long it is."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def _message(message: object, param: str, media: list[MediaPart]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise _refused(param, "must be an object with a role and content")
     role = message.get("role")
     if role not in ROLES:
-        raise _refused(f"{param}.role", f"is {role!r}; known roles are {', '.join(ROLES)}")
+        raise _refused(f"{param}.role", f"is {_quoted(role)}; known roles are {', '.join(ROLES)}")
     ready: dict[str, Any] = {"role": role, "content": _content(message, role, param, media)}
     ready |= {name: message[name] for name in _TEMPLATE_FIELDS if message.get(name) is not None}
     if role == "assistant" and message.get("tool_calls"):
@@ -105,9 +111,9 @@ def _part(part: object, param: str, media: list[MediaPart]) -> dict[str, str]:
         return {"type": "image"}
     if kind in _MEDIA_PARTS:
         raise _refused(
-            param, f"is of type {kind!r}, which is not served yet; served types are {SERVED_PARTS}"
+            param, f"is of type {_quoted(kind)}, which is not served yet; served types are {SERVED_PARTS}"
         )
-    raise _refused(param, f"has the unknown type {kind!r}; served types are {SERVED_PARTS}")
+    raise _refused(param, f"has the unknown type {_quoted(kind)}; served types are {SERVED_PARTS}")
 
 
 def _image_url(part: Mapping[str, Any], param: str) -> str:
@@ -141,6 +147,6 @@ def _arguments(arguments: object) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
     return dict(arguments) if isinstance(arguments, Mapping) else {}

@@ -27,6 +27,11 @@ Resolver = Callable[[str, int], Awaitable[list[str]]]
 _MAX_CONNECTIONS = 256
 #: Networks that carry an IPv4 address at their end: it counts as that address (NAT64, RFC 6052).
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+#: All IPv6 addresses that are global so far (RFC 4291). `is_global` is true of many others: site-local, and
+#: forms that carry an IPv4 address, which a gateway may unpack.
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+#: IETF protocol assignments: some clouds have their metadata there.
+_PROTOCOL_ASSIGNMENTS = ipaddress.ip_network("192.0.0.0/24")
 
 
 class AddressRefused(RequestError):
@@ -49,7 +54,8 @@ def is_public(address: str) -> bool:
             embedded = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if embedded is not None:
             return is_public(str(embedded))
-    return ip.is_global and not ip.is_multicast
+        return ip in _GLOBAL_UNICAST and ip.is_global
+    return ip.is_global and not ip.is_multicast and ip not in _PROTOCOL_ASSIGNMENTS
 
 
 async def resolve(host: str, port: int) -> list[str]:

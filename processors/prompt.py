@@ -17,6 +17,7 @@ from processors.fetch import Fetcher
 from processors.items import ItemMaker
 from processors.messages import parse_messages
 from processors.model_files import ModelFiles
+from processors.processor_kwargs import check_processor_kwargs
 from processors.template import ChatTemplate
 from sightline_types import PreparedPrompt
 
@@ -65,6 +66,7 @@ class PromptBuilder:
         Raises:
             RequestError: whatever is wrong with the request or its media.
         """
+        check_processor_kwargs(mm_processor_kwargs or {})
         max_items = self._media.max_items
         conversation = parse_messages(
             messages, enable_multimodal=self._enable_multimodal, max_items=max_items

@@ -215,6 +215,8 @@ class RouterCore:
     def _end(self, event: LifecycleEvent, msg: WorkerPush) -> None:
         ended = self._close(event.decision_id, keep_expected=event.kind is LifecycleKind.END)
         receipt = self._receipts.get(event.decision_id)
+        if ended is None and receipt is not None and receipt.outcome is not None:
+            return  # told twice: a relay that was asked for its table says its last words again
         agreed: bool | None = None
         if ended is not None and event.kind is LifecycleKind.END and ended.decision.worker == msg.worker:
             agreed = self._compare(ended, event, partial=msg.relay.partial)

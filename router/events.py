@@ -181,7 +181,7 @@ def decode_batch(payload: bytes) -> EventBatch:
     try:
         wire = _batch_decoder.decode(payload)
         events = tuple(_event(raw) for raw in wire.events)
-    except (msgspec.MsgspecError, OverflowError) as error:
+    except (msgspec.MsgspecError, OverflowError, RecursionError) as error:
         raise EventDecodeError(f"not a batch of KV events ({len(payload)} bytes): {error}") from error
     return EventBatch(wire.ts, events, wire.data_parallel_rank)
 

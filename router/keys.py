@@ -11,7 +11,8 @@ Errors of the router's pure core, all of them `RouterError`:
     RouterError
     ├── UnsupportedScheme (keys): a key scheme that this version cannot compute
     ├── ContractRefused (audit): a worker registered with a contract that cannot be served
-    └── NoWorker (core): nobody can take the request
+    ├── NoWorker (core): nobody can take the request
+    └── EventDecodeError (events): an event batch that cannot be read
 """
 
 from __future__ import annotations

@@ -11,12 +11,14 @@ import logging
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import xxhash
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-__all__ = ["LiveReplicas", "Pin", "PinnedRouter", "live_replicas", "rank_by_rendezvous"]
+from router.live import live_replicas
+
+__all__ = ["Pin", "PinnedRouter", "rank_by_rendezvous"]
 
 log = logging.getLogger("sightline.router")
 
@@ -36,29 +38,6 @@ class Pin:
     tie_key: int
     ranked: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class LiveReplicas:
-    """The replicas that Serve would route to, as this process last heard; None before the first news."""
-
-    ids: frozenset[str] | None = None
-
-
-@dataclass(slots=True)
-class _Registry:
-    """By deployment. Serve makes the request router deep inside the handle, so that the ingress that
-    holds the handle cannot reach it; they meet here, once per process."""
-
-    by_deployment: dict[str, LiveReplicas] = field(default_factory=dict)
-
-
-_registry = _Registry()
-
-
-def live_replicas(deployment: str, app: str) -> LiveReplicas:
-    """What the pinned router of this process knows of a deployment's replicas."""
-    return _registry.by_deployment.setdefault(f"{app}#{deployment}", LiveReplicas())
 
 
 class PinnedRouter(RequestRouter):

@@ -121,7 +121,7 @@ class EventRelay:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CATCH_UP_TIMEOUT_S):
                     await self._subscription.caught_up.wait()
-        await self._push_once()
+        await self._push_once(PUSH_TIMEOUT_S)
         self._pusher = _spawn(self._push_for_ever())
 
     def report(self, event: LifecycleEvent) -> None:
@@ -145,10 +145,11 @@ class EventRelay:
     async def close(self) -> None:
         """Stop, without a word to the actor."""
         self._channel.has_left = True
-        await _cancel(self._pusher)
-        await _cancel(self._follower)
-        if self._subscription is not None:
-            self._subscription.close()
+        try:
+            await _cancel(self._pusher, self._follower)
+        finally:
+            if self._subscription is not None:
+                self._subscription.close()
 
     def clear(self) -> None:
         """The engine's cache was emptied by command: vLLM 0.32 says so only with its next step."""
@@ -214,7 +215,7 @@ class EventRelay:
             self._wake.clear()
             wait_s = self._due() - self._clock()
             if wait_s <= 0:
-                await self._push_once()
+                await self._push_once(PUSH_TIMEOUT_S)
                 continue
             # Not `wait_for`: in Python 3.11 it can swallow the cancellation that ends this task.
             with contextlib.suppress(TimeoutError):
@@ -243,7 +244,7 @@ class EventRelay:
             or followed != self._channel.sent.engine_seq
         )
 
-    async def _push_once(self, timeout_s: float = PUSH_TIMEOUT_S) -> None:
+    async def _push_once(self, timeout_s: float) -> None:
         """Send one message. Never raises: what was not taken is sent again, from a table."""
         message = self._message()
         self._last_push = self._clock()
@@ -289,9 +290,10 @@ def _report_death(task: asyncio.Task[None]) -> None:
         log.critical("the event relay stopped", exc_info=task.exception())
 
 
-async def _cancel(task: asyncio.Task[None] | None) -> None:
-    if task is None or task.done():
-        return
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+async def _cancel(*tasks: asyncio.Task[None] | None) -> None:
+    """End tasks, and wait for their ends. A caller that is cancelled meanwhile is told so."""
+    running = [task for task in tasks if task is not None and not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)

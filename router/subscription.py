@@ -85,14 +85,12 @@ class EventSubscription:
         on_lost: Callable[[str], None],
         on_restart: Callable[[], None],
         on_caught_up: Callable[[], None],
-        quiet_s: float = QUIET_S,
     ) -> None:
         self._source = source
         self._on_batch = on_batch
         self._on_lost = on_lost
         self._on_restart = on_restart
         self._on_caught_up = on_caught_up
-        self._quiet_s = quiet_s
         self._context = zmq.asyncio.Context()
         self._dealer: zmq.asyncio.Socket | None = None
         self._digests: deque[int] = deque(maxlen=REMEMBERED_BATCHES)
@@ -123,7 +121,7 @@ class EventSubscription:
             await self._catch_up()
             self.caught_up.set()
             while True:
-                if await live.poll(int(self._quiet_s * 1000)):
+                if await live.poll(int(QUIET_S * 1000)):
                     await self._receive(await live.recv_multipart())
                 else:
                     await self._replay()

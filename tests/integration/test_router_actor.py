@@ -19,7 +19,7 @@ from sightline_types import (
     LifecycleKind,
     PushReply,
 )
-from tests.integration.worker import A, B, C, CONTRACT, KEYS, Channel, eventually, packed, query
+from tests.integration.worker import CONTRACT, KEYS, A, B, C, Channel, eventually, packed, query
 
 ONE = DecisionId("one")
 
@@ -166,7 +166,7 @@ async def test_the_end_of_a_request_settles_its_receipt(start_actor):
     await decide(actor)
     await channel.say(LifecycleEvent(LifecycleKind.END, ONE, cached_tokens=96, prompt_tokens=100))
     receipt = await actor.receipt.remote(ONE)
-    assert (receipt.outcome.predicted_cached_tokens, receipt.outcome.cached_tokens) == (96, 96)
+    assert (receipt.outcome.predicted_tokens, receipt.outcome.cached_tokens) == (96, 96)
     assert await active(actor) == {A: 0}
 
 

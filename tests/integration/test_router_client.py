@@ -17,11 +17,11 @@ from router.actor import RouterActor, Undecided
 from router.client import ActorAddress, ActorLink, RouterClient, RouterUnreachable
 from sightline_types import Decision, DecisionId, DegradeReason, KeyScheme, KeySpec, LifecycleKind
 from tests.integration.worker import (
-    A,
-    B,
     CONTRACT,
     KEYS,
     NAMESPACE,
+    A,
+    B,
     Channel,
     WatchedActor,
     builder,

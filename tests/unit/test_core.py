@@ -682,3 +682,15 @@ def test_a_burst_spills_over_when_its_place_is_too_busy():
     fleet.join(B)
     homes = [fleet.decide(f"burst{n}").worker for n in range(40)]
     assert set(homes) == {A, B}
+
+
+def test_an_end_that_is_told_twice_leaves_the_receipt_as_it_was():
+    fleet = Fleet()
+    fleet.join(A)
+    fleet.decide("one")
+    fleet.say(A, STARTED, "one")
+    fleet.say(A, END, "one", cached_tokens=0, prompt_tokens=100)
+    first = fleet.outcome("one")
+    assert first.agreed is True
+    fleet.say(A, END, "one", cached_tokens=0, prompt_tokens=100)
+    assert fleet.outcome("one") == first

@@ -1,0 +1,474 @@
+"""One chat request from prompt to stream: the real router core and client; replicas on a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve.exceptions import BackPressureError
+
+from deployments.chat import ChatService, EngineFailed, cache_salt
+from deployments.config import IngressConfig
+from deployments.openai_api import ChatRequest
+from deployments.protocol import Delta, EngineRequest, Failed, Finished, Refused, Started
+from processors import MediaUnreachable, RequestError
+from router.actor import RouterActor
+from router.client import RouterClient, RouterUnreachable
+from router.config import RouterConfig
+from router.live import LiveReplicas
+from router.pinned import Pin
+from sightline_types import (
+    DecisionReason,
+    LifecycleKind,
+    MediaId,
+    MediaItem,
+    MediaSource,
+    Modality,
+    PreparedPrompt,
+    TokenView,
+    WorkerId,
+    WorkerPush,
+)
+from tests.integration.worker import CONTRACT, A, B, C
+
+HELLO, END = Delta("hello", (1,)), Finished("stop", 100, 1, 0)
+#: A step of a script: something that the replica sends, or that comes instead.
+DIED = ActorDiedError()
+#: The replica that the decision ranked last takes the request.
+LAST_TAKES = object()
+PICTURE = MediaItem(Modality.IMAGE, MediaId(5), MediaSource(url="http://pictures/one.png"))
+OTHER_PICTURE = MediaItem(Modality.IMAGE, MediaId(6), MediaSource(url="http://pictures/two.png"))
+
+
+class InProcess:
+    """A link to a router actor that lives in this process."""
+
+    def __init__(self) -> None:
+        self.actor = RouterActor(RouterConfig())
+        self.is_up = True
+
+    async def call(self, method: str, *args: Any) -> Any:
+        if not self.is_up:
+            raise RouterUnreachable("no router actor")
+        return await getattr(self.actor, method)(*args)
+
+
+class Stream:
+    """What Serve returns of a streaming call."""
+
+    def __init__(self, script: list[Any]) -> None:
+        self._script = list(script)
+        self.is_cancelled = False
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Any:
+        await asyncio.sleep(0)
+        if not self._script:
+            raise StopAsyncIteration
+        step = self._script.pop(0)
+        if step is Ellipsis:
+            await asyncio.Event().wait()
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@dataclass
+class Call:
+    request: EngineRequest
+    payload: Any
+    pin: Pin
+    stream: Stream
+
+
+@dataclass
+class Replicas:
+    """The engine deployment's handle. Each call follows the next script; `Started` is sent by
+    whoever the pin names first, unless the script says who."""
+
+    scripts: list[list[Any]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def options(self, *, stream: bool) -> Replicas:
+        assert stream
+        return self
+
+    @property
+    def generate(self) -> Replicas:
+        return self
+
+    def remote(self, request: EngineRequest, payload: Any, *, pin: Pin) -> Stream:
+        script = self.scripts[len(self.calls)]
+        home = next((name for name in pin.ranked if name not in pin.exclude), "a")
+        who = {Started: home, LAST_TAKES: pin.ranked[-1] if pin.ranked else "a"}
+        steps = [Started(WorkerId(who[step])) if _names_somebody(step) else step for step in script]
+        stream = Stream(steps)
+        self.calls.append(Call(request, payload, pin, stream))
+        return stream
+
+
+def _names_somebody(step: Any) -> bool:
+    return step is Started or step is LAST_TAKES
+
+
+class Prompts:
+    """Prepares the same 100 tokens every time."""
+
+    def __init__(self) -> None:
+        self.media: tuple[MediaItem, ...] = ()
+
+    async def prepare(self, messages: list[Any], **options: Any) -> PreparedPrompt:
+        ids = np.arange(100, dtype=np.int64)
+        return PreparedPrompt(tuple(range(100)), self.media, TokenView(ids, (), 100))
+
+
+class Files:
+    """url -> its bytes, an error, or Ellipsis: never comes."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, Any] = {}
+        self.cancelled: list[str] = []
+
+    async def fetch(self, url: str) -> bytes:
+        content = self.content[url]
+        if isinstance(content, Exception):
+            raise content
+        if content is Ellipsis:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(url)
+                raise
+        return bytes(content)
+
+
+class House:
+    """A chat service with three workers in its pool."""
+
+    def __init__(self) -> None:
+        self.link, self.engine, self.prompts, self.files = InProcess(), Replicas(), Prompts(), Files()
+        self.live = LiveReplicas()
+        config = IngressConfig(model="m", served_model_name="m")
+        client = RouterClient(self.link, budget_s=30)
+        self.service = ChatService(config, self.prompts, self.files, client, self.engine, self.live)
+
+    async def join(self, *workers: WorkerId) -> None:
+        for worker in workers:
+            table = WorkerPush(worker, 1, 0, (), table=True, contract=CONTRACT)
+            await self.link.actor.push(table)
+
+    def plays(self, *scripts: list[Any]) -> None:
+        self.engine.scripts = list(scripts)
+
+    async def start(self, **options: Any) -> Any:
+        request = {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | options
+        return await self.service.start(ChatRequest.model_validate(request))
+
+    async def booked(self) -> dict[str, int]:
+        """Open requests by worker, after everything in the background has been done."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        rows = await self.link.actor.workers()
+        return {row.worker.replica: row.load.active_requests for row in rows if row.load.active_requests}
+
+    async def receipt(self, call: int = 0) -> Any:
+        return await self.link.actor.receipt(self.engine.calls[call].request.decision_id)
+
+
+@pytest_asyncio.fixture
+async def house() -> House:
+    house = House()
+    await house.join(A, B, C)
+    return house
+
+
+async def collect(messages: AsyncIterator[Any]) -> list[Any]:
+    return [message async for message in messages]
+
+
+async def test_a_request_goes_where_it_was_decided_and_comes_back_as_it_was_sent(house):
+    house.plays([Started, HELLO, HELLO, END])
+    reply = await house.start()
+    [call] = house.engine.calls
+    decision = (await house.receipt()).decision
+    assert reply.receipt.worker == call.request.decided == decision.worker
+    assert call.pin.ranked == tuple(worker.replica for worker in decision.ranked_workers)
+    assert reply.receipt.headers["x-sightline-overlap"] == "0/6"
+    assert await collect(reply.messages) == [HELLO, HELLO, END]
+    assert await house.booked() == {decision.worker.replica: 1}  # until the replica reports the end
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [[Refused("full")], [Started, Refused("engine_dead")], [Started, DIED], [DIED], [], [Started]],
+    ids=["refused", "refused later", "died", "died before it started", "silent", "silent later"],
+)
+async def test_what_failed_before_its_first_token_is_tried_once_on_another_replica(house, failure):
+    house.plays(failure, [Started, HELLO, END])
+    reply = await house.start()
+    first, second = house.engine.calls
+    failed = first.request.decided
+    assert second.request.decision_id != first.request.decision_id
+    assert second.request.decided not in (None, failed)
+    assert second.pin.exclude == (failed.replica,)
+    assert reply.receipt.worker == second.request.decided
+    assert first.stream.is_cancelled
+    assert await collect(reply.messages) == [HELLO, END]
+
+
+async def test_two_failures_are_the_engines_fault(house):
+    house.plays([Started, DIED], [Refused("full")])
+    with pytest.raises(EngineFailed) as caught:
+        await house.start()
+    assert (caught.value.status, caught.value.type) == (503, "server_error")
+    assert len(house.engine.calls) == 2
+    assert await house.booked() == {}
+
+
+async def test_a_booking_that_no_replica_took_up_is_taken_back(house):
+    house.plays([Refused("full")], [Started, HELLO, END])
+    reply = await house.start()
+    assert await house.booked() == {reply.receipt.worker.replica: 1}
+    assert (await house.receipt(0)).outcome.kind is LifecycleKind.ABORT
+    assert (await house.receipt(1)).outcome is None
+
+
+async def test_a_dead_replica_is_forgotten_by_the_router(house):
+    house.plays([Started, DIED], [Started, HELLO, END])
+    await house.start()
+    await house.booked()
+    dead = house.engine.calls[0].request.decided
+    assert dead not in await house.link.actor.roster()
+
+
+async def test_what_the_engine_calls_wrong_is_the_users_error(house):
+    house.plays([Started, Failed("too long", 400, param="messages", code="context_length_exceeded")])
+    with pytest.raises(RequestError) as caught:
+        await house.start()
+    error = caught.value
+    assert not isinstance(error, EngineFailed)
+    assert (error.status, error.param, error.code) == (400, "messages", "context_length_exceeded")
+    assert len(house.engine.calls) == 1
+    assert house.engine.calls[0].stream.is_cancelled
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Failed("out of memory", 500), 500),
+        (RayTaskError("generate", "Traceback", ValueError("no")).as_instanceof_cause(), 500),
+    ],
+    ids=["said", "raised"],
+)
+async def test_what_the_engine_breaks_is_not_tried_again(house, error, status):
+    house.plays([Started, error])
+    with pytest.raises(EngineFailed) as caught:
+        await house.start()
+    assert caught.value.status == status
+    assert len(house.engine.calls) == 1
+
+
+async def test_a_full_queue_is_429(house):
+    house.plays([BackPressureError(10, 10)])
+    with pytest.raises(RequestError) as caught:
+        await house.start()
+    assert (caught.value.status, caught.value.code) == (429, "overloaded")
+    assert await house.booked() == {}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [DIED, Failed("gone", 503, code="engine_dead"), RayTaskError("generate", "", ValueError("no"))],
+    ids=["died", "failed", "raised"],
+)
+async def test_a_death_in_the_middle_of_an_answer_is_told_and_not_repeated(house, end):
+    house.plays([Started, HELLO, end])
+    reply = await house.start()
+    assert await anext(reply.messages) == HELLO
+    with pytest.raises(EngineFailed):
+        await anext(reply.messages)
+    assert len(house.engine.calls) == 1
+
+
+async def test_a_closed_reply_stops_the_engine(house):
+    house.plays([Started, HELLO, ...])
+    reply = await house.start()
+    await anext(reply.messages)
+    assert not house.engine.calls[0].stream.is_cancelled
+    await reply.close()
+    assert house.engine.calls[0].stream.is_cancelled
+    # The replica has the request: it reports the abort itself, in order with what it did before.
+    assert await house.booked() == {reply.receipt.worker.replica: 1}
+
+
+@pytest.mark.parametrize("script", [[...], [Started, ...]], ids=["before", "after"])
+async def test_a_client_that_leaves_before_the_first_token_stops_the_engine(house, script):
+    house.plays(script)
+    task = asyncio.create_task(house.start())
+    await house.booked()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert house.engine.calls[0].stream.is_cancelled
+    decided = house.engine.calls[0].request.decided
+    assert await house.booked() == ({} if script == [...] else {decided.replica: 1})
+
+
+async def test_a_request_whose_picture_cannot_be_fetched_takes_its_booking_back(house):
+    house.prompts.media = (PICTURE,)
+    house.files.content = {PICTURE.source.url: MediaUnreachable("no such picture")}
+    with pytest.raises(MediaUnreachable):
+        await house.start()
+    assert house.engine.calls == []
+    assert await house.booked() == {}
+
+
+async def test_a_failed_fetch_ends_the_others(house):
+    house.prompts.media = (PICTURE, OTHER_PICTURE)
+    house.files.content = {
+        PICTURE.source.url: MediaUnreachable("no such picture"),
+        OTHER_PICTURE.source.url: ...,
+    }
+    with pytest.raises(MediaUnreachable):
+        await house.start()
+    assert house.files.cancelled == [OTHER_PICTURE.source.url]
+
+
+async def test_a_client_that_leaves_ends_its_fetches_and_its_booking(house):
+    house.prompts.media = (PICTURE,)
+    house.files.content = {PICTURE.source.url: ...}
+    task = asyncio.create_task(house.start())
+    assert sum((await house.booked()).values()) == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert house.files.cancelled == [PICTURE.source.url]
+    assert await house.booked() == {}
+
+
+async def test_pictures_are_fetched_once_for_both_tries(house):
+    house.prompts.media = (PICTURE,)
+    house.files.content = {PICTURE.source.url: b"png"}
+    house.plays([Refused("full")], [Started, HELLO, END])
+    await house.start()
+    assert [call.payload for call in house.engine.calls] == [b"png", b"png"]
+    assert house.engine.calls[1].request.media[0].media_id == PICTURE.media_id
+
+
+async def test_a_request_that_another_replica_took_is_booked_there(house):
+    house.plays([LAST_TAKES, HELLO, END])
+    reply = await house.start()
+    [call] = house.engine.calls
+    taker = WorkerId(call.pin.ranked[-1])
+    assert call.request.decided != taker
+    assert (reply.receipt.worker, reply.receipt.reason) == (taker, "fell_open")
+    assert reply.receipt.headers["x-sightline-worker"] == str(taker)
+    assert reply.receipt.headers["x-sightline-reason"] == "fell_open"
+    assert await house.booked() == {taker.replica: 1}
+    assert (await house.receipt()).decision.reason is DecisionReason.FELL_OPEN
+
+
+async def test_without_a_router_the_request_is_served_all_the_same(house):
+    house.link.is_up = False
+    house.plays([Started(B), HELLO, END])
+    reply = await house.start()
+    [call] = house.engine.calls
+    assert (call.pin.ranked, call.request.decided) == ((), None)
+    assert reply.receipt.headers["x-sightline-reason"] == "router_unreachable"
+    assert reply.receipt.headers["x-sightline-worker"] == "b/0"
+    assert "x-sightline-overlap" not in reply.receipt.headers
+    assert await collect(reply.messages) == [HELLO, END]
+
+
+async def test_equal_requests_have_equal_tie_keys(house):
+    house.plays(*[[Started, HELLO, END]] * 3)
+    await house.start()
+    await house.start()
+    house.prompts.media = (PICTURE,)
+    house.files.content = {PICTURE.source.url: b"png"}
+    await house.start()
+    one, two, picture = (call.pin.tie_key for call in house.engine.calls)
+    assert one == two
+    assert picture == PICTURE.media_id.value
+
+
+async def test_a_draining_worker_is_not_decided(house):
+    house.live.ids = frozenset({"b"})
+    house.plays(*[[Started, HELLO, END]] * 4)
+    assert {(await house.start()).receipt.worker for _ in range(4)} == {B}
+
+
+async def test_a_list_of_live_replicas_that_names_nobody_known_is_not_believed(house):
+    house.live.ids = frozenset({"x", "y"})
+    house.plays([Started, HELLO, END])
+    assert (await house.start()).receipt.worker in (A, B, C)
+
+
+@pytest.mark.parametrize(("room", "fits"), [(101, True), (100, False)])
+async def test_a_prompt_that_cannot_fit_is_refused_before_anything_is_booked(house, room, fits):
+    house.service.max_model_len = room
+    house.plays([Started, HELLO, END])
+    if fits:
+        await house.start()
+        return
+    with pytest.raises(RequestError, match=r"100 tokens.*takes 100 tokens in all") as caught:
+        await house.start()
+    assert caught.value.code == "context_length_exceeded"
+    assert await house.booked() == {}
+
+
+async def test_the_salt_reaches_the_engine_and_the_keys(house):
+    house.plays(*[[Started, HELLO, END]] * 2)
+    asked: list[Any] = []
+    decide = house.link.actor.decide_many
+
+    async def overheard(queries: Any) -> Any:
+        asked.extend(queries)
+        return await decide(queries)
+
+    house.link.actor.decide_many = overheard
+    await house.start(cache_salt="mine")
+    await house.start()
+    salted, plain = (call.request.cache_salt for call in house.engine.calls)
+    assert (salted, plain) == (cache_salt("mine", None, None), None)
+    assert asked[0].views[CONTRACT.spec].keys != asked[1].views[CONTRACT.spec].keys
+
+
+SALTS: dict[str, Callable[[], str | None]] = {
+    "salt": lambda: cache_salt("one", None, None),
+    "other salt": lambda: cache_salt("two", None, None),
+    "tenant": lambda: cache_salt(None, "one", None),
+    "other tenant": lambda: cache_salt(None, "two", None),
+    "secret": lambda: cache_salt(None, None, "one"),
+    "tenant and secret": lambda: cache_salt(None, "one", "one"),
+    "tenant and salt": lambda: cache_salt("one", "one", None),
+    "all": lambda: cache_salt("one", "one", "one"),
+    "parts of other lengths": lambda: cache_salt("e", "onon", None),
+    "joined alike": lambda: cache_salt("one", "on", None),
+}
+
+
+async def test_salts_differ_by_tenant_secret_and_salt():
+    salts = [make() for make in SALTS.values()]
+    assert None not in salts
+    assert len(set(salts)) == len(SALTS)
+
+
+async def test_a_salt_is_stable():
+    assert cache_salt("salt", "tenant", "secret") == "43d029dd4f8502c1f5c5d5f8ea7d2477"
+
+
+async def test_nothing_to_separate_is_no_salt():
+    assert cache_salt(None, None, None) is None
+    assert cache_salt(None, None, "") is None
