@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -19,7 +20,7 @@ from deployments.degraded import DegradedRequests
 from deployments.openai_api import ChatRequest
 from deployments.protocol import Delta, EngineMessage, EngineRequest, Failed, Finished, Refused, Started
 from deployments.transport import pack, ship
-from processors import Fetcher, PromptBuilder, RequestError
+from processors import Fetcher, PromptBuilder, RequestError, as_fetched
 from router.actor import Undecided
 from router.client import RouterClient
 from router.core import PoolView
@@ -173,7 +174,9 @@ class ChatService:
             call = _EngineCall(decision_id, outcome, self._client)
             try:
                 if media is None:
-                    media, packed = pack(prompt.media, await asyncio.gather(*fetches))
+                    files = await asyncio.gather(*fetches)
+                    items = [as_fetched(item, data) for item, data in zip(prompt.media, files, strict=True)]
+                    media, packed = pack(items, files)
                     payload = ship(packed)
                 engine_request = EngineRequest(
                     decision_id=decision_id,
@@ -183,6 +186,7 @@ class ChatService:
                     decided=outcome.worker if isinstance(outcome, Decision) else None,
                     cache_salt=salt,
                     mm_processor_kwargs=request.mm_processor_kwargs or {},
+                    is_as_foreseen=[m.media_id for m in media] == [m.media_id for m in prompt.media],
                 )
                 pin = self._pin(outcome, prompt, excluded)
                 return await call.begin(self._engine, engine_request, payload, pin)
@@ -344,10 +348,12 @@ class _EngineCall:
         After a regular end it changes nothing. Before a replica took the request the booking is ours
         to undo; afterwards the replica reports the end itself, unless it died.
         """
-        if self._stream is not None:
-            self._stream.cancel()
         if isinstance(self._outcome, Decision) and self._worker is None:
             self._client.cancel(self._decision_id)
+        if self._stream is not None:
+            # Where a call could not be assigned Serve (2.60) raises the reason here once more.
+            with contextlib.suppress(Exception):
+                self._stream.cancel()
 
 
 def route_query(

@@ -150,9 +150,14 @@ class Engine:
         if finished is None:
             self._report(LifecycleKind.ABORT, request)
             return
+        comparable = request.is_as_foreseen
         self._relay.report(
             LifecycleEvent(
-                LifecycleKind.END, request.decision_id, finished.cached_tokens, finished.prompt_tokens
+                LifecycleKind.END,
+                request.decision_id,
+                cached_tokens=finished.cached_tokens,
+                prompt_tokens=finished.prompt_tokens if comparable else None,
+                comparable=comparable,
             )
         )
 

@@ -18,14 +18,16 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayError, TaskCancelledError
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from deployments.chat import ChatService, EngineFailed, Reply
 from deployments.config import IngressConfig
 from deployments.degraded import DegradedRequests
-from deployments.openai_api import ChatRequest, ChatResponse, parse_chat_request
+from deployments.openai_api import ChatRequest, ChatResponse, parse_chat_request, quoted
 from deployments.protocol import Delta, Finished
 from deployments.router import finder
 from processors import Fetcher, ModelFiles, PromptBuilder, RequestError
@@ -118,7 +120,7 @@ class Ingress:
     async def _begin(self, request: ChatRequest, tenant: str | None = None) -> tuple[Reply, ChatResponse]:
         names = (self._config.served_model_name, self._config.model)
         if request.model not in names:
-            message = f"model {request.model!r} is not served here; served: {names[0]!r}"
+            message = f"model {quoted(request.model)} is not served here; served: {names[0]!r}"
             raise RequestError(message, status=404, param="model", code="model_not_found")
         response = ChatResponse(
             response_id=f"chatcmpl-{secrets.token_hex(12)}",
@@ -171,8 +173,7 @@ class Ingress:
         reply, response = await self._begin(parsed, tenant)
         headers = reply.receipt.headers
         if parsed.stream:
-            events = self._events(parsed, reply, response)
-            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+            return _EventStream(self._events(parsed, reply, response), reply)
         return JSONResponse(await self._collect(reply, response), headers=headers)
 
     async def _events(
@@ -205,7 +206,7 @@ class Ingress:
         card: dict[str, Any] = listed["data"][0]
         if name != card["id"]:
             raise RequestError(
-                f"model {name!r} is not served here; served: {card['id']!r}",
+                f"model {quoted(name)} is not served here; served: {card['id']!r}",
                 status=404,
                 code="model_not_found",
             )
@@ -247,7 +248,7 @@ class Ingress:
         receipt = await self._ask_router(self._router.receipt.remote(DecisionId(decision_id)))
         if receipt is None:
             kept = self._config.router.decisions_kept
-            message = f"no decision {decision_id!r}: it is unknown, or older than the last {kept}"
+            message = f"no decision {quoted(decision_id)}: it is unknown, or older than the last {kept}"
             raise RequestError(message, status=404, code="decision_not_found")
         return JSONResponse(plain(receipt))
 
@@ -264,6 +265,23 @@ class Ingress:
             await self._link.close()
             await self._prompts.aclose()
             self._executor.shutdown(wait=False)
+
+
+class _EventStream(StreamingResponse):
+    """Ends the engine's work even where the client left before the first event was asked for: an
+    iterator that never began has no `finally` to run."""
+
+    def __init__(self, events: AsyncGenerator[bytes], reply: Reply) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=reply.receipt.headers)
+        self._reply = reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            # Serve (2.60) tells of a client that left by this exception, too.
+            with contextlib.suppress(TaskCancelledError):
+                await super().__call__(scope, receive, send)
+        finally:
+            await self._reply.close()
 
 
 @ingress_api.exception_handler(RequestError)
@@ -301,10 +319,13 @@ async def read_json(request: Request, limit: int) -> Any:
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(int(declared), limit)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise _too_large(len(body), limit)
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise _too_large(len(body), limit)
+    except ClientDisconnect:
+        raise RequestError("the client left before its request was whole", code="client_left") from None
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

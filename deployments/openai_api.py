@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt
 
 from deployments.protocol import Delta, Finished, Sampling, TokenLogprob
 from processors import RequestError
@@ -38,6 +38,11 @@ UNSERVED = frozenset(
 )  # fmt: skip
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+#: The largest count that travels: engines keep them in 32 bits.
+MAX_COUNT = 2**31 - 1
+MAX_BIAS = 100
+#: A longer name is nobody's typing error, and too costly to look for.
+MAX_NAME = 40
 
 
 class _Strict(BaseModel):
@@ -56,23 +61,23 @@ class ChatRequest(_Strict):
     messages: list[Any] = Field(min_length=1)
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    max_tokens: StrictInt | None = Field(None, ge=1)
-    max_completion_tokens: StrictInt | None = Field(None, ge=1)
-    min_tokens: StrictInt = Field(0, ge=0)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: StrictInt | None = Field(None, ge=-1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0)
+    max_tokens: StrictInt | None = Field(None, ge=1, le=MAX_COUNT)
+    max_completion_tokens: StrictInt | None = Field(None, ge=1, le=MAX_COUNT)
+    min_tokens: StrictInt = Field(0, ge=0, le=MAX_COUNT)
+    temperature: StrictFloat | None = Field(None, ge=0, le=2)
+    top_p: StrictFloat | None = Field(None, gt=0, le=1)
+    top_k: StrictInt | None = Field(None, ge=-1, le=MAX_COUNT)
+    min_p: StrictFloat | None = Field(None, ge=0, le=1)
+    presence_penalty: StrictFloat | None = Field(None, ge=-2, le=2)
+    frequency_penalty: StrictFloat | None = Field(None, ge=-2, le=2)
+    repetition_penalty: StrictFloat | None = Field(None, gt=0)
     seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
     stop_token_ids: list[StrictInt] = Field(default_factory=list)
     include_stop_str_in_output: StrictBool = False
     ignore_eos: StrictBool = False
     skip_special_tokens: StrictBool = True
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, StrictFloat] | None = None
     n: StrictInt | None = 1
     logprobs: StrictBool | None = None
     top_logprobs: StrictInt | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -118,11 +123,11 @@ class ChatRequest(_Strict):
 
 
 def _logit_bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
-    try:
-        return tuple((int(token), value) for token, value in (bias or {}).items())
-    except ValueError:
-        message = "logit_bias maps token ids (digits) to numbers from -100 to 100"
-        raise RequestError(message, param="logit_bias") from None
+    pairs = tuple((bias or {}).items())
+    if all(token.isdecimal() and len(token) <= 10 and abs(value) <= MAX_BIAS for token, value in pairs):
+        return tuple((int(token), value) for token, value in pairs)
+    message = f"logit_bias maps token ids (digits) to numbers from -{MAX_BIAS} to {MAX_BIAS}"
+    raise RequestError(message, param="logit_bias")
 
 
 def parse_chat_request(body: object) -> ChatRequest:
@@ -135,17 +140,25 @@ def parse_chat_request(body: object) -> ChatRequest:
         raise RequestError(f"the request body must be a JSON object, not {_kind(body)}")
     _check_names(body)
     try:
-        request = ChatRequest.model_validate({k: v for k, v in body.items() if k not in IGNORED})
+        request = ChatRequest.model_validate({k: v for k, v in body.items() if _is_given(k, v)})
     except pydantic.ValidationError as error:
         raise _validation_error(error) from None
     _check_combinations(request)
     return request
 
 
+def _is_given(name: str, value: object) -> bool:
+    """OpenAI's schema lets null stand for a parameter's default, and some clients send them all."""
+    return name not in IGNORED and (value is not None or name in ("model", "messages"))
+
+
 def _check_names(body: dict[str, Any]) -> None:
     for name, value in body.items():
         if name in ChatRequest.model_fields or name in IGNORED or value is None:
             continue
+        if len(name) > MAX_NAME:
+            short = name[:MAX_NAME] + "..."
+            raise RequestError(f"unknown parameter {short!r}", param=short, code="unknown_parameter")
         if name in UNSERVED:
             raise RequestError(
                 f"{name!r} is not served here; leave it out", param=name, code="unsupported_parameter"
@@ -170,12 +183,18 @@ def _check_combinations(request: ChatRequest) -> None:
 
 def _validation_error(error: pydantic.ValidationError) -> RequestError:
     first = error.errors(include_url=False)[0]
-    param = ".".join(str(part) for part in first["loc"])
+    param = ".".join(str(part)[:MAX_NAME] for part in first["loc"])
     if first["type"] == "missing":
         return RequestError(f"{param!r} is required", param=param, code="missing_required_parameter")
-    given = repr(first["input"])
-    given = given if len(given) <= 80 else given[:77] + "..."
-    return RequestError(f"{param}: {first['msg']} (got {given})", param=param, code="invalid_value")
+    return RequestError(
+        f"{param}: {first['msg']} (got {quoted(first['input'])})", param=param, code="invalid_value"
+    )
+
+
+def quoted(value: object) -> str:
+    """A value as an error may repeat it, however long it is."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _kind(value: object) -> str:

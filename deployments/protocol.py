@@ -67,6 +67,8 @@ class EngineRequest:
     decision_id: also the request's id at the engine.
     decided: the worker that the router chose; None without a decision.
     token_ids: unexpanded, one placeholder per media item.
+    is_as_foreseen: False where a file was not what its address had promised, so that no prediction of
+        this request can be held against the engine.
     """
 
     decision_id: DecisionId
@@ -76,6 +78,7 @@ class EngineRequest:
     decided: WorkerId | None = None
     cache_salt: str | None = None
     mm_processor_kwargs: dict[str, Any] = field(default_factory=dict)
+    is_as_foreseen: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from processors.families import layout_for
 from processors.families.qwen_vl import layout_from_processor
 from processors.fetch import Fetcher
 from processors.identity import identity_of_bytes, identity_of_pixels, identity_of_url
+from processors.items import as_fetched
 from processors.layout import ImageLayout, SizeRefused
 from processors.model_files import ModelFiles
 from processors.probe import NeedMoreBytes, UnknownFormat, probe_image
@@ -27,6 +28,7 @@ __all__ = [
     "SizeRefused",
     "UnknownFormat",
     "UnsupportedMedia",
+    "as_fetched",
     "decode_image",
     "identity_of_bytes",
     "identity_of_pixels",

@@ -22,6 +22,9 @@ from sightline_types import ImageSize
 __all__ = ["Fetcher"]
 
 _SIZES_KEPT = 4096
+#: One layer of these grows a thousandfold at most, within what one read brings; layers upon layers do not
+#: end. None of them was asked for.
+_ENCODINGS = ("", "identity", "gzip", "deflate")
 _HEADERS = {"user-agent": "sightline", "accept": "image/*,*/*;q=0.5", "accept-encoding": "identity"}
 
 
@@ -106,6 +109,7 @@ class Fetcher:
         for _ in range(self._media.max_redirects + 1):
             async with self._client.stream("GET", target, headers=dict(headers)) as response:
                 if not response.has_redirect_location:
+                    _check_encoding(response, url)
                     yield response
                     return
                 target = self._target(response.headers["location"], response.url)
@@ -160,6 +164,19 @@ def _check_status(response: httpx.Response, url: str) -> None:
     status = response.status_code if response.is_client_error else 400
     message = f"{_shown(url)} could not be fetched: its server answered {response.status_code}"
     raise MediaUnreachable(f"{message} {response.reason_phrase}".rstrip(), status=status)
+
+
+def _check_encoding(response: httpx.Response, url: str) -> None:
+    """
+    Raises:
+        MediaUnreachable: the file is packed in a way that is not unpacked here.
+    """
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    if encoding not in _ENCODINGS:
+        message = (
+            f"{_shown(url)} came with content-encoding {encoding[:40]!r}; served are none, gzip and deflate"
+        )
+        raise MediaUnreachable(message)
 
 
 def _starts_at_zero(response: httpx.Response) -> bool:

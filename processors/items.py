@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from processors.fetch import Fetcher
 from processors.identity import identity_of_bytes, identity_of_pixels, identity_of_url, time_bucket
 from processors.messages import MediaPart
 from processors.probe import ProbeError, probe_image
-from sightline_types import ImageSize, MediaItem, MediaSource, Modality
+from sightline_types import ImageSize, MediaId, MediaItem, MediaSource, Modality
 
-__all__ = ["ItemMaker", "OffLoop"]
+__all__ = ["ItemMaker", "OffLoop", "as_fetched"]
 
 #: Runs a function where it does not block the event loop.
 OffLoop = Callable[..., Awaitable[Any]]
@@ -83,3 +84,16 @@ class ItemMaker:
         media_id = identity_of_pixels(pixels, self._media.identity_secret)
         size = ImageSize(image.width, image.height)
         return MediaItem(Modality.IMAGE, media_id, MediaSource(pixels=pixels), size, identity_mode="content")
+
+
+def as_fetched(item: MediaItem, data: bytes | None) -> MediaItem:
+    """The item as its file turned out to be: where that has another size than was foreseen, with an
+    identity of its own, so that no cache takes it for the picture that the URL named before.
+    """
+    if item.identity_mode != "url" or item.size is None or data is None:
+        return item
+    try:
+        size = probe_image(data)
+    except ProbeError:
+        return replace(item, media_id=MediaId.random(), size=None)
+    return item if size == item.size else replace(item, media_id=MediaId.random(), size=size)

@@ -24,6 +24,9 @@ log = logging.getLogger("sightline.router")
 
 #: A replica with more than this times the mean queue is passed over by the rendezvous.
 LOAD_BOUND = 1.25
+#: A shorter queue is never passed over: it delays nobody, and Serve's counts may be some requests too high
+#: for 10 s after a burst (2.60), which would send equal requests to different places.
+SHORT_QUEUE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def rank_by_rendezvous(tie_key: int, queues: dict[str, int]) -> Sequence[str]:
     """
     if not queues:
         return []
-    bound = math.ceil(LOAD_BOUND * (sum(queues.values()) + 1) / len(queues))
+    bound = max(SHORT_QUEUE, math.ceil(LOAD_BOUND * (sum(queues.values()) + 1) / len(queues)))
     seed = tie_key & 0xFFFF_FFFF_FFFF_FFFF
     weight = {rid: xxhash.xxh3_64_intdigest(rid.encode(), seed) for rid in queues}
     within = sorted((r for r in queues if queues[r] < bound), key=lambda r: (-weight[r], r))

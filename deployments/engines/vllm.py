@@ -145,7 +145,8 @@ class VllmEngine:
                 (choice,) = output.outputs
                 completion_tokens += len(choice.token_ids)
                 if choice.text or choice.token_ids:
-                    yield Delta(choice.text, tuple(choice.token_ids), _logprobs(choice))
+                    top = request.sampling.logprobs or 0
+                    yield Delta(choice.text, tuple(choice.token_ids), _logprobs(choice, top))
                 if output.finished:
                     yield _finished(output, choice, completion_tokens)
 
@@ -264,13 +265,14 @@ def _finished(output: Any, choice: Any, completion_tokens: int) -> Finished:
     )
 
 
-def _logprobs(choice: Any) -> tuple[TokenLogprob, ...]:
+def _logprobs(choice: Any, num_top: int) -> tuple[TokenLogprob, ...]:
+    """vLLM's tables hold the sampled token beside the best `num_top`."""
     if not choice.logprobs:
         return ()
     result = []
     for token_id, table in zip(choice.token_ids, choice.logprobs, strict=False):
         ranked = sorted(table.items(), key=lambda item: item[1].rank or 0)
-        top = tuple((entry.decoded_token or "", tid, entry.logprob) for tid, entry in ranked)
+        top = tuple((entry.decoded_token or "", tid, entry.logprob) for tid, entry in ranked[:num_top])
         own = table[token_id]
         result.append(TokenLogprob(own.decoded_token or "", token_id, own.logprob, top))
     return tuple(result)

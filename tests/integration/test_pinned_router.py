@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -113,9 +112,7 @@ async def test_without_a_decision_the_tie_key_names_the_replica(wide):
     queues = dict.fromkeys(await wide.replicas(), 0)
     for key in range(6):
         home = rank_by_rendezvous(key, queues)[0]
-        served = Counter([await wide.served(Pin(tie_key=key)) for _ in range(20)])
-        # Not always: a request that has just ended may still be counted at its replica, which is then full.
-        assert served[home] >= 15
+        assert {await wide.served(Pin(tie_key=key)) for _ in range(5)} == {home}
 
 
 async def test_a_request_without_a_pin_is_served(wide):

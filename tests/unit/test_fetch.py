@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -117,6 +118,22 @@ async def test_http_can_be_switched_off(server: Origin) -> None:
     assert "media.allow_http" in (await failure(server.url("/a.png"), allow_http=False)).message
 
 
+@pytest.mark.parametrize("encoding", ["gzip, gzip", "br", "zstd", "gzip,deflate"])
+async def test_a_file_packed_twice_or_strangely_is_not_unpacked(server: Origin, encoding: str) -> None:
+    packed = gzip.compress(gzip.compress(bytes(1000)))
+    server.answers["/bomb"] = Answer(packed, headers=(f"content-encoding: {encoding}",))
+    error = await failure(server.url("/bomb"))
+    assert (error.status, error.code) == (400, "media_unreachable")
+    assert "content-encoding" in error.message
+
+
+async def test_a_file_packed_once_arrives_whole(server: Origin) -> None:
+    server.answers["/packed"] = Answer(gzip.compress(PNG), headers=("content-encoding: gzip",))
+    client = fetcher()
+    assert await client.fetch(server.url("/packed")) == PNG
+    await client.aclose()
+
+
 # Redirects
 
 
@@ -151,7 +168,8 @@ async def test_a_cookie_is_not_given_back(server: Origin) -> None:
     "address",
     ["127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
      "224.0.0.1", "::1", "::", "fe80::1%eth0", "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1",
-     "2002:7f00:1::", "ff02::1"],
+     "2002:7f00:1::", "ff02::1", "::127.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b:1::7f00:1", "fec0::1",
+     "192.0.0.192"],
 )  # fmt: skip
 def test_an_address_that_is_not_public_is_known(address: str) -> None:
     assert not is_public(address)
@@ -303,6 +321,7 @@ def test_base64_and_percent_encoding_give_the_same_bytes(data: bytes) -> None:
         f"data:image/png;base64,{text}",
         f"DATA:image/png;charset=x;BASE64,{text}",
         f"data:;base64,{text.rstrip('=')}",
+        f"data:image/png; BASE64 ,{text}",
         f"data:;base64,{text[:3]}\n {text[3:]}",
         f"data:;base64,{text.replace('+', '%2B').replace('=', '%3D')}",
         f"data:image/png,{percent}",

@@ -127,7 +127,7 @@ def test_tool_calls_pass_with_their_arguments_as_an_object() -> None:
     assert call["function"]["arguments"] == '{"at": "cat"}'  # the request stays as it was
 
 
-@pytest.mark.parametrize("arguments", ["not json", "[1]", None, "", 3])
+@pytest.mark.parametrize("arguments", ["not json", "[1]", None, "", 3, "[" * 100_000])
 def test_arguments_that_are_no_object_become_an_empty_one(arguments: object) -> None:
     call = {"function": {"name": "look", "arguments": arguments}}
     message = parse([{"role": "assistant", "tool_calls": [call]}]).messages[0]
@@ -138,6 +138,11 @@ def test_arguments_that_are_no_object_become_an_empty_one(arguments: object) -> 
 def test_malformed_tool_calls_are_refused(calls: object) -> None:
     param = refusal([{"role": "assistant", "tool_calls": calls}]).param
     assert param is not None and param.startswith("messages[0].tool_calls")
+
+
+@pytest.mark.parametrize("message", [{"role": "x" * 9999}, user({"type": "x" * 9999})[0]])
+def test_a_refusal_does_not_repeat_a_long_value_whole(message: dict[str, object]) -> None:
+    assert len(refusal([message]).message) < 300
 
 
 def test_a_tools_answer_in_parts_becomes_one_text() -> None:

@@ -48,6 +48,15 @@ def test_max_completion_tokens_wins_over_its_old_name() -> None:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         ({"cache_salt": ""}, "cache_salt"),
+        ({"temperature": "0.5"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"min_tokens": 2**31}, "min_tokens"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"model": None}, "model"),
     ],
 )
 def test_a_wrong_value_is_refused_by_the_parameters_name(fields: dict[str, Any], param: str) -> None:
@@ -63,6 +72,23 @@ def test_a_wrong_value_is_refused_by_the_parameters_name(fields: dict[str, Any],
 def test_an_unknown_parameter_gets_a_suggestion() -> None:
     error = refusal(body(temprature=1))
     assert "did you mean 'temperature'" in str(error)
+
+
+@pytest.mark.parametrize("name", ["stream", "stop_token_ids", "min_tokens", "tool_choice", "response_format"])
+def test_null_stands_for_a_parameters_default(name: str) -> None:
+    assert parse_chat_request(body(**{name: None})) == parse_chat_request(body())
+
+
+def test_a_whole_number_is_a_temperature() -> None:
+    assert parse_chat_request(body(temperature=1)).temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    "given", [{"x" * 100_000: 1}, {"seed": "x" * 100_000}, {"logit_bias": {"x" * 9999: "y"}}]
+)
+def test_a_refusal_stays_short_however_long_the_request(given: dict[str, Any]) -> None:
+    error = refusal(body(**given))
+    assert len(str(error)) < 300 and len(str(error.param)) < 100
 
 
 @pytest.mark.parametrize("given", [[], "text", None, 3])

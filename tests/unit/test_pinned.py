@@ -23,6 +23,12 @@ def test_a_replica_above_the_load_bound_comes_last() -> None:
         assert rank_by_rendezvous(key, {"a": 100, "b": 1, "c": 1})[-1] == "a"
 
 
+def test_a_short_queue_is_not_passed_over() -> None:
+    for key in range(32):
+        idle = rank_by_rendezvous(key, {"a": 0, "b": 0, "c": 0})
+        assert rank_by_rendezvous(key, {"a": 3, "b": 0, "c": 0}) == idle
+
+
 def test_a_lost_replica_moves_only_its_own_keys() -> None:
     before = {key: rank_by_rendezvous(key, {"a": 0, "b": 0, "c": 0})[0] for key in range(200)}
     after = {key: rank_by_rendezvous(key, {"a": 0, "b": 0})[0] for key in range(200)}

@@ -246,6 +246,34 @@ async def test_processor_arguments_are_named_without_a_picture_too(builders: Bui
     assert prompt.view.exact_until == len(prompt.view)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("patch_size", 7),  # the engine's process would end at it
+        ("images", 1),
+        ("x" * 5000, 1),
+        ("min_pixels", 1 << 40),
+        ("max_pixels", -1),
+        ("max_pixels", "many"),
+        ("max_pixels", [1]),
+        ("size", {"shortest_edge": 1 << 40}),
+        ("size", {"longest_edge": {"a": {"b": 1}}}),
+    ],
+)
+async def test_processor_arguments_that_could_harm_the_engine_are_refused(
+    builders: Builders, name: str, value: object
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        await builders().prepare(ask(SMALL), mm_processor_kwargs={name: value})
+    assert caught.value.status == 400
+    assert caught.value.param == f"mm_processor_kwargs.{name[:40]}"
+
+
+async def test_processor_arguments_take_a_size(builders: Builders) -> None:
+    size = {"shortest_edge": 65536, "longest_edge": 1048576}
+    assert not (await builders().prepare(ask(SMALL), mm_processor_kwargs={"size": size})).is_exact
+
+
 async def test_empty_processor_arguments_are_none(builders: Builders) -> None:
     assert (await builders().prepare(ask(SMALL), mm_processor_kwargs={})).is_exact
 

@@ -1,8 +1,7 @@
-"""What an engine holds, by its events: examples, and a machine against a naive count."""
+"""What an engine holds, by its events: examples. Against a naive twin: `test_residency_machine`."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
@@ -13,14 +12,12 @@ import pytest
 from event_publisher import CLEARED, block, removed, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router import residency as residency_module
-from router.events import AllCleared, BlockRemoved, BlockStored, UnknownEvent, decode_batch
+from router.events import BlockStored, UnknownEvent, decode_batch
 from router.keys import UnsupportedScheme, block_keys, chain_key, root_key
 from router.residency import Residency
 from sightline_types import (
-    BlockKey,
     KeyScheme,
     KeySpec,
     MediaId,
@@ -264,97 +261,6 @@ def test_the_order_in_which_blocks_come_does_not_matter(depth: int, prompts: int
     random.shuffle(events)
     apply(shuffled, *events)
     assert keys_of(shuffled.table()) == keys_of(in_order.table())
-
-
-Path = tuple[int, ...]
-
-
-def path_hash(path: Path, variant: int) -> int:
-    return hash((path, variant)) & 0xFFFFFFFF
-
-
-def path_key(path: Path) -> BlockKey:
-    key = root_key(KeyScheme.VLLM)
-    for number in path:
-        key = chain_key(key, np.full(4, number), ())
-    return key
-
-
-@settings(deadline=None, max_examples=40, stateful_step_count=40)
-class ResidencyMachine(RuleBasedStateMachine):
-    """Against a bag of engine hashes, and a reader that sees deltas only.
-
-    A path is a block's content and that of all before it; two variants of a path are two engine hashes
-    that come to one key.
-    """
-
-    tiers = (GPU, CPU, Tier(1, "GPU"))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held = Residency(SPEC)
-        self.bag: Counter[tuple[Tier, Path, int]] = Counter()
-        self.reader: dict[Tier, set[int]] = {tier: set() for tier in self.tiers}
-
-    def is_known(self, tier: Tier, path: Path, variant: int) -> bool:
-        return not path or any(
-            self.bag[other, path, variant] for other in self.tiers if other.group == tier.group
-        )
-
-    @rule(
-        path=st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple),
-        skip=st.integers(0, 3),
-        variant=st.integers(0, 1),
-        tier=st.sampled_from(tiers),
-    )
-    def store(self, path: Path, skip: int, variant: int, tier: Tier) -> None:
-        """A prompt's blocks from the `skip`th on, or from the first one that follows a known block."""
-        skip = min(skip, len(path) - 1)
-        while not self.is_known(tier, path[:skip], variant):
-            skip -= 1
-        blocks = [path[: end + 1] for end in range(skip, len(path))]
-        parent = path_hash(path[:skip], variant) if skip else None
-        tokens = np.repeat(np.array(path[skip:], dtype=np.int64), 4)
-        hashes = tuple(path_hash(p, variant) for p in blocks)
-        self.held.apply(BlockStored(tier, hashes, parent, tokens, 4))
-        self.bag.update((tier, p, variant) for p in blocks)
-
-    @precondition(lambda self: +self.bag)
-    @rule(data=st.data())
-    def remove(self, data: st.DataObject) -> None:
-        tier, path, variant = data.draw(st.sampled_from(sorted(+self.bag)))
-        self.held.apply(BlockRemoved(tier, (path_hash(path, variant),)))
-        self.bag[tier, path, variant] -= 1
-
-    @rule()
-    def clear(self) -> None:
-        self.held.apply(AllCleared())
-        self.bag.clear()
-
-    @rule()
-    def drain(self) -> None:
-        for delta in self.held.drain():
-            stored_keys = set(np.frombuffer(delta.stored, "<u8").tolist())
-            removed_keys = set(np.frombuffer(delta.removed, "<u8").tolist())
-            assert not stored_keys & removed_keys
-            assert not stored_keys & self.reader[delta.tier]
-            assert removed_keys <= self.reader[delta.tier]
-            self.reader[delta.tier] |= stored_keys
-            self.reader[delta.tier] -= removed_keys
-        assert {tier: keys for tier, keys in self.reader.items() if keys} == keys_of(self.held.table())
-
-    @invariant()
-    def agrees_with_the_bag(self) -> None:
-        self.held.check_integrity()
-        naive: dict[Tier, set[int]] = {}
-        for tier, path, _ in +self.bag:
-            naive.setdefault(tier, set()).add(path_key(path))
-        assert keys_of(self.held.table()) == naive
-        assert self.held.num_blocks() == sum(len(keys) for keys in naive.values())
-        assert self.held.faults.unknown_removals == self.held.faults.without_credit == 0
-
-
-TestResidencyMachine = ResidencyMachine.TestCase
 
 
 def test_a_scheme_without_keys_is_refused_by_name() -> None:

@@ -64,12 +64,16 @@ class Prompt(NamedTuple):
         )
 
 
-#: Content that an event may come without: masked blocks, offload placeholders, another group's size.
-UNREADABLE: tuple[dict[str, Any], ...] = (
-    {"token_ids": [1]},
-    {"token_ids": [], "block_size": 0, "extra_keys": None},
-    {"block_size": 2 * SIZE},
-)
+def unreadable(event: dict[str, Any], how: str) -> dict[str, Any]:
+    """The same blocks, told in a way that their keys cannot be made from."""
+    match how:
+        case "masked":
+            return event | {"token_ids": event["token_ids"][:-1]}
+        case "placeholder":
+            return event | {"token_ids": [], "block_size": 0, "extra_keys": None}
+        case _:
+            return event | {"token_ids": event["token_ids"] * 2, "block_size": 2 * SIZE}
+
 
 #: Few enough that the same blocks come again.
 prompts = st.builds(
@@ -91,7 +95,7 @@ def tables(deltas: tuple[TierDelta, ...]) -> dict[Tier, set[int]]:
     return {delta.tier: unpack(delta.stored) for delta in deltas}
 
 
-@settings(deadline=None, max_examples=60, stateful_step_count=40)
+@settings(deadline=None, max_examples=100, stateful_step_count=50)
 class ResidencyMachine(RuleBasedStateMachine):
     """Blocks come from any place of a prompt on, so parents are known, unknown, or still to come."""
 
@@ -127,9 +131,10 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.tell(prompt, min(first, len(prompt.blocks) - 1), tier)
 
     @precondition(lambda self: self.told)
-    @rule(data=st.data())
-    def store_again(self, data: st.DataObject) -> None:
-        self.tell(*data.draw(st.sampled_from(self.told)))
+    @rule(data=st.data(), is_twin=st.booleans())
+    def store_again(self, data: st.DataObject, is_twin: bool) -> None:
+        prompt, first, tier = data.draw(st.sampled_from(self.told))
+        self.tell(prompt._replace(variant=prompt.variant ^ is_twin), first, tier)
 
     @precondition(lambda self: any(first for _, first, _ in self.told))
     @rule(data=st.data(), from_start=st.booleans())
@@ -139,14 +144,23 @@ class ResidencyMachine(RuleBasedStateMachine):
         parent = prompt._replace(blocks=prompt.blocks[:first])
         self.tell(parent, 0 if from_start else first - 1, tier)
 
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), kind=st.integers(0, len(BLOCKS) - 1))
+    def store_what_comes_after(self, data: st.DataObject, kind: int) -> None:
+        prompt, _, tier = data.draw(st.sampled_from(self.told))
+        longer = prompt._replace(blocks=(*prompt.blocks, kind))
+        self.tell(longer, len(prompt.blocks), tier)
+
     @rule(
         prompt=prompts,
         first=st.integers(0, 2),
         tier=st.sampled_from(TIERS),
-        lack=st.sampled_from(UNREADABLE),
+        how=st.sampled_from(["masked", "placeholder", "other size"]),
     )
-    def store_unreadable(self, prompt: Prompt, first: int, tier: Tier, lack: dict[str, Any]) -> None:
-        self.store_both(prompt.event(min(first, len(prompt.blocks) - 1), tier) | lack)
+    def store_unreadable(self, prompt: Prompt, first: int, tier: Tier, how: str) -> None:
+        first = min(first, len(prompt.blocks) - 1)
+        self.store_both(unreadable(prompt.event(first, tier), how))
+        self.told.append((prompt, first, tier))
 
     @precondition(lambda self: self.naive.copies)
     @rule(data=st.data(), number=st.integers(1, 2))
@@ -160,17 +174,16 @@ class ResidencyMachine(RuleBasedStateMachine):
         block_hash = prompt.block_hash(len(prompt.blocks))
         self.remove_both(removed([block_hash], medium=tier.medium, group_idx=tier.group))
 
-    @rule()
-    def clear(self) -> None:
-        self.apply(CLEARED)
+    @precondition(lambda self: len(self.naive.copies) > 8)
+    @rule(is_new_epoch=st.booleans())
+    def forget(self, is_new_epoch: bool) -> None:
+        """Emptied by the engine, or with the reader, who then starts from nothing too."""
+        if is_new_epoch:
+            self.held.reset()
+            self.reader = {tier: set() for tier in TIERS}
+        else:
+            self.apply(CLEARED)
         self.naive.clear()
-
-    @rule()
-    def reset(self) -> None:
-        """The reader starts from nothing too: a new epoch."""
-        self.held.reset()
-        self.naive.clear()
-        self.reader = {tier: set() for tier in TIERS}
 
     @rule()
     def drain(self) -> None:
