@@ -6,6 +6,7 @@ neither Ray nor an engine, does no I/O, and holds no state.
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -60,6 +61,7 @@ DecisionId = NewType("DecisionId", str)
 DEFAULT_GROUP = 0
 
 _MASK64 = (1 << 64) - 1
+_ENGINE_UUID = re.compile("[0-9a-f]{16}0{48}")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -88,11 +90,8 @@ class MediaId:
         64 hex digits whose last 48 are zeros are ours (`engine_uuid`); any other string is hashed
         with xxh3_64 of its UTF-8 bytes.
         """
-        if len(identifier) == 64 and identifier.endswith("0" * 48):
-            try:
-                return cls(int(identifier[:16], 16))
-            except ValueError:
-                pass  # not hexadecimal, so not one of ours: hashed as any other
+        if _ENGINE_UUID.fullmatch(identifier):
+            return cls(int(identifier[:16], 16))
         return cls(xxhash.xxh3_64_intdigest(identifier.encode()))
 
     @property

@@ -20,7 +20,7 @@ from deployments.degraded import DegradedRequests
 from deployments.openai_api import ChatRequest
 from deployments.protocol import Delta, EngineMessage, EngineRequest, Failed, Finished, Refused, Started
 from deployments.transport import pack, ship
-from processors import Fetcher, PromptBuilder, RequestError, as_fetched
+from processors import Fetcher, PromptBuilder, RequestError, as_fetched, media_param
 from router.actor import Undecided
 from router.client import RouterClient
 from router.core import PoolView
@@ -128,7 +128,10 @@ class ChatService:
         )
         self._check_length(prompt, request)
         salt = cache_salt(request.cache_salt, tenant, self._config.tenant_secret)
-        fetches = [asyncio.create_task(self._file(item)) for item in prompt.media]
+        fetches = [
+            asyncio.create_task(self._file(item, index, request.messages))
+            for index, item in enumerate(prompt.media)
+        ]
         try:
             return await self._dispatch(request, prompt, salt, fetches)
         finally:
@@ -150,13 +153,17 @@ class ChatService:
         message += f"; the model takes {limit} tokens in all. Shorten the messages or use smaller pictures."
         raise RequestError(message, param="messages", code="context_length_exceeded")
 
-    async def _file(self, item: MediaItem) -> bytes | None:
+    async def _file(self, item: MediaItem, index: int, messages: Sequence[Any]) -> bytes | None:
         if item.source.pixels is not None:
             return None
         if item.source.data is not None:
             return item.source.data
         assert item.source.url is not None
-        return await self._fetcher.fetch(item.source.url)
+        try:
+            return await self._fetcher.fetch(item.source.url)
+        except RequestError as error:
+            error.param = error.param or media_param(messages, index)
+            raise
 
     async def _dispatch(
         self,

@@ -11,6 +11,7 @@ from processors.fetch import Fetcher
 from processors.identity import identity_of_bytes, identity_of_pixels, identity_of_url
 from processors.items import as_fetched
 from processors.layout import ImageLayout, SizeRefused
+from processors.messages import media_param
 from processors.model_files import ModelFiles
 from processors.probe import NeedMoreBytes, UnknownFormat, probe_image
 from processors.prompt import PromptBuilder
@@ -35,5 +36,6 @@ __all__ = [
     "identity_of_url",
     "layout_for",
     "layout_from_processor",
+    "media_param",
     "probe_image",
 ]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from processors.errors import RequestError
 from sightline_types import Modality
 
-__all__ = ["Conversation", "MediaPart", "parse_messages"]
+__all__ = ["Conversation", "MediaPart", "media_param", "parse_messages"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SERVED_PARTS = "text, image_url"
@@ -59,6 +59,16 @@ def parse_messages(messages: object, *, enable_multimodal: bool, max_items: int)
             f"is media item {max_items + 1}; the limit is {max_items} (media.max_items)",
         )
     return Conversation(ready, tuple(media))
+
+
+def media_param(messages: Sequence[object], index: int) -> str | None:
+    """The path of media item `index` of messages that were parsed before; None where there are fewer."""
+    media: list[MediaPart] = []
+    for i, message in enumerate(messages):
+        _message(message, f"messages[{i}]", media)
+        if len(media) > index:
+            return media[index].param
+    return None
 
 
 def _refused(param: str, problem: str, *, code: str | None = None) -> RequestError:

@@ -93,6 +93,20 @@ def test_a_python_handle_gets_our_error(service: Service) -> None:
         handle.chat.remote(service.request(messages("Hi.")) | {"model": "another"}).result(timeout_s=60)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("mm_processor_kwargs", {"patch_size": 7}), ("top_k", 2**70), ("min_tokens", 2**70)],
+)
+def test_a_value_that_would_end_the_engine_never_reaches_it(
+    service: Service, pictures: PictureServer, name: str, value: object
+) -> None:
+    workers = {status["worker"] for status in service.wait_idle()}
+    turns = messages(image_part(pictures.put("harm.png", make.png(203))), QUESTION)
+    assert error_of(service, 400, messages=turns, **{name: value})["param"].startswith(name)
+    assert {status["worker"] for status in service.wait_idle()} == workers
+    assert service.ask(turns).status == 200
+
+
 def test_logprobs_and_token_ids_are_returned_on_demand(service: Service) -> None:
     answer = service.ask(messages(QUESTION), logprobs=True, top_logprobs=2, return_token_ids=True)
     content = answer.body["choices"][0]["logprobs"]["content"]

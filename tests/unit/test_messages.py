@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from processors import RequestError
-from processors.messages import Conversation, parse_messages
+from processors.messages import Conversation, media_param, parse_messages
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://host/a.png"}}
 
@@ -143,6 +143,15 @@ def test_malformed_tool_calls_are_refused(calls: object) -> None:
 @pytest.mark.parametrize("message", [{"role": "x" * 9999}, user({"type": "x" * 9999})[0]])
 def test_a_refusal_does_not_repeat_a_long_value_whole(message: dict[str, object]) -> None:
     assert len(refusal([message]).message) < 300
+
+
+def test_each_item_is_found_again_by_its_place_in_the_prompt() -> None:
+    text = {"type": "text", "text": "a"}
+    turns = [*user(IMAGE), {"role": "assistant", "content": "b"}, *user(text, IMAGE, IMAGE)]
+    paths = [media_param(turns, index) for index in range(4)]
+    assert paths[:3] == [part.param for part in parse(turns).media]
+    assert paths[2] == "messages[2].content[2].image_url"
+    assert paths[3] is None
 
 
 def test_a_tools_answer_in_parts_becomes_one_text() -> None:
