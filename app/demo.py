@@ -89,7 +89,8 @@ def main(config_path: str | None, *, once: bool = False, port: int | None = None
     """Serve, show, and stop at Ctrl-C (or after the showcase with `once`). Returns the exit status."""
     environ = {"SIGHTLINE_LOG": "info,sightline=debug"} | dict(os.environ)
     config = demo_config(Path(config_path) if config_path else None, port, environ)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs ignore the second otherwise
+        signal.signal(number, _interrupt)
     began = time.monotonic()
     say(f"starting Ray and {config.settings.num_workers} engine replicas of {config.settings.model}")
     say("an engine takes 30 to 90 seconds to start on two cores; what it says appears below")

@@ -18,7 +18,16 @@ from ray.serve.handle import DeploymentHandle
 from deployments.config import IngressConfig
 from deployments.degraded import DegradedRequests
 from deployments.openai_api import ChatRequest
-from deployments.protocol import Delta, EngineMessage, EngineRequest, Failed, Finished, Refused, Started
+from deployments.protocol import (
+    Delta,
+    EngineMedia,
+    EngineMessage,
+    EngineRequest,
+    Failed,
+    Finished,
+    Refused,
+    Started,
+)
 from deployments.transport import pack, ship
 from processors import Fetcher, PromptBuilder, RequestError, as_fetched, media_param
 from router.actor import Undecided
@@ -91,6 +100,15 @@ class Reply:
     close: Callable[[], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Shipment:
+    """A request's media as they travel; see `EngineRequest` and `deployments.transport`."""
+
+    media: tuple[EngineMedia, ...]
+    payload: Any
+    is_as_foreseen: bool
+
+
 class ChatService:
     """One per ingress replica."""
 
@@ -128,17 +146,9 @@ class ChatService:
         )
         self._check_length(prompt, request)
         salt = cache_salt(request.cache_salt, tenant, self._config.tenant_secret)
-        fetches = [
-            asyncio.create_task(self._file(item, index, request.messages))
-            for index, item in enumerate(prompt.media)
-        ]
-        try:
-            return await self._dispatch(request, prompt, salt, fetches)
-        finally:
-            # A fetch that nobody waits for any more (another item failed, the client left) ends here.
-            for fetch in fetches:
-                fetch.cancel()
-            await asyncio.gather(*fetches, return_exceptions=True)
+        # Before the decision: a hanging origin holds no booking, and the decision is fresh when it is used.
+        shipment = await self._ship_media(prompt, request.messages)
+        return await self._dispatch(request, prompt, salt, shipment)
 
     def _check_length(self, prompt: PreparedPrompt, request: ChatRequest) -> None:
         limit = self.max_model_len
@@ -152,6 +162,23 @@ class ChatService:
             message += f" and max_tokens asks for {request.output_limit} more"
         message += f"; the model takes {limit} tokens in all. Shorten the messages or use smaller pictures."
         raise RequestError(message, param="messages", code="context_length_exceeded")
+
+    async def _ship_media(self, prompt: PreparedPrompt, messages: Sequence[Any]) -> _Shipment:
+        """Every item's bytes, fetched where they are not here yet, laid out once for all tries."""
+        fetches = [
+            asyncio.create_task(self._file(item, index, messages)) for index, item in enumerate(prompt.media)
+        ]
+        try:
+            files = await asyncio.gather(*fetches)
+        finally:
+            # A fetch that nobody waits for any more (another item failed, the client left) ends here.
+            for fetch in fetches:
+                fetch.cancel()
+            await asyncio.gather(*fetches, return_exceptions=True)
+        items = [as_fetched(item, data) for item, data in zip(prompt.media, files, strict=True)]
+        media, packed = pack(items, files)
+        is_as_foreseen = [m.media_id for m in media] == [m.media_id for m in prompt.media]
+        return _Shipment(media, ship(packed), is_as_foreseen)
 
     async def _file(self, item: MediaItem, index: int, messages: Sequence[Any]) -> bytes | None:
         if item.source.pixels is not None:
@@ -170,33 +197,26 @@ class ChatService:
         request: ChatRequest,
         prompt: PreparedPrompt,
         salt: str | None,
-        fetches: Sequence[asyncio.Task[bytes | None]],
+        shipment: _Shipment,
     ) -> Reply:
-        payload: Any = None
         excluded: tuple[WorkerId, ...] = ()
-        media = None
         for attempt in range(1, TRIES + 1):
             decision_id = DecisionId(secrets.token_hex(8))
             outcome = await self._decide(decision_id, prompt, salt, excluded, request)
             call = _EngineCall(decision_id, outcome, self._client)
             try:
-                if media is None:
-                    files = await asyncio.gather(*fetches)
-                    items = [as_fetched(item, data) for item, data in zip(prompt.media, files, strict=True)]
-                    media, packed = pack(items, files)
-                    payload = ship(packed)
                 engine_request = EngineRequest(
                     decision_id=decision_id,
                     token_ids=prompt.token_ids,
                     sampling=request.sampling(),
-                    media=media,
+                    media=shipment.media,
                     decided=outcome.worker if isinstance(outcome, Decision) else None,
                     cache_salt=salt,
                     mm_processor_kwargs=request.mm_processor_kwargs or {},
-                    is_as_foreseen=[m.media_id for m in media] == [m.media_id for m in prompt.media],
+                    is_as_foreseen=shipment.is_as_foreseen,
                 )
                 pin = self._pin(outcome, prompt, excluded)
-                return await call.begin(self._engine, engine_request, payload, pin)
+                return await call.begin(self._engine, engine_request, shipment.payload, pin)
             except _NothingProduced as failure:
                 await call.close()
                 log.warning("request %s: %s (try %d of %d)", decision_id, failure, attempt, TRIES)
