@@ -40,7 +40,6 @@ from sightline_types import (
 #: Marks of the tests that run an engine in their own process: what it and its libraries deprecate among
 #: themselves is not ours to mend.
 ENGINE_IN_PROCESS = [
-    pytest.mark.timeout(300),
     *(
         pytest.mark.filterwarnings(f"ignore::{kind}")
         for kind in (

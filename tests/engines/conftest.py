@@ -12,6 +12,7 @@ from app.tiny_models import tiny_model
 from tests.engines.pictures import PictureServer, picture_server
 from tests.engines.service import Service, deploy, free_port, running_ray
 
+ENGINE_TIMEOUT_S = 900
 #: One application serves these, and the last of them ends it; the other modules come after, as they are.
 ORDER = ("test_main_job", "test_http_api", "test_eviction", "test_failures")
 
@@ -20,6 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if "engines" in item.path.parts]
     for item in here:
         item.add_marker(pytest.mark.engine)
+        # Engines start within a test's time, and slow machines start them slowly: only a hang may fail.
+        item.add_marker(pytest.mark.timeout(ENGINE_TIMEOUT_S), append=False)
     here.sort(key=lambda item: [*ORDER, item.path.stem].index(item.path.stem))
     items[:] = [item for item in items if item not in here] + here
 
@@ -66,6 +69,6 @@ def app_args(models: Path, **more: object) -> dict[str, object]:
 @pytest.fixture(scope="session")
 def service(ray_url: str, models: Path) -> Iterator[Service]:
     service = deploy(app_args(models, ingress_replicas=2), ray_url)
-    service.wait_idle(timeout_s=180)
+    service.wait_idle(timeout_s=400)
     yield service
     service.close()

@@ -8,7 +8,6 @@ from collections import Counter
 from typing import Any
 
 import msgpack
-import pytest
 import xxhash
 import zmq
 
@@ -123,7 +122,6 @@ def related(pictures: PictureServer, number: int) -> list[dict[str, Any]]:
     return messages(image_part(url), text, system="A family of prompts that begin alike. " * 10)
 
 
-@pytest.mark.timeout(300)
 def test_through_evictions_the_view_is_the_engines_own(service: Service, pictures: PictureServer) -> None:
     service.wait_idle()
     asked = [unique(pictures, n) for n in range(14)]

@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import psutil
-import pytest
 
 from tests.engines import pictures as make
 from tests.engines.pictures import PictureServer
@@ -165,8 +164,8 @@ def test_a_replica_killed_while_serving_costs_only_started_streams(
         assert ended_well or started_on_victim, outcome
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive, "a child of the killed replica lives on"
-    service.wait_for(lambda: victim not in {row["worker"] for row in service.workers()}, 30)
-    service.wait_idle(timeout_s=180)  # whole again, with another replica
+    service.wait_for(lambda: victim not in {row["worker"] for row in service.workers()}, 60)
+    service.wait_idle(timeout_s=400)  # whole again, with another replica
     service.ask_exact(messages(QUESTION, system="After the fall. " * 30))
 
 
@@ -183,17 +182,16 @@ def test_a_dead_engine_ends_its_replica_and_requests_go_on(service: Service) -> 
     assert all(answer.status == 200 for answer in answers)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=30)
     assert not psutil.pid_exists(pid)
-    service.wait_for(lambda: victim not in {row["worker"] for row in service.workers()}, 30)
-    service.wait_idle(timeout_s=180)
+    service.wait_for(lambda: victim not in {row["worker"] for row in service.workers()}, 60)
+    service.wait_idle(timeout_s=400)
 
 
-@pytest.mark.timeout(600)
 def test_a_redeploy_under_load_fails_no_request(service: Service, models) -> None:
     """New code for every deployment: old replicas end what they began, new ones take over."""
     from tests.engines.conftest import app_args
     from tests.engines.service import deploy
 
-    service.wait_idle(timeout_s=180)
+    service.wait_idle(timeout_s=400)
     old = {row["worker"] for row in service.workers()}
     stop = threading.Event()
     failures: list[str] = []
@@ -229,7 +227,7 @@ def test_a_redeploy_under_load_fails_no_request(service: Service, models) -> Non
     assert not failures, failures[:3]
     assert served[0] > 10
     service.wait_idle(timeout_s=60)
-    service.wait_for(lambda: len(router_actors()) == 1, 30)
+    service.wait_for(lambda: len(router_actors()) == 1, 60)
 
 
 def test_after_shutdown_no_actor_is_left(service: Service) -> None:
