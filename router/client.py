@@ -34,6 +34,8 @@ log = logging.getLogger("sightline.router")
 REFRESH_PERIOD_S = 3.0
 #: Between two tries while there is no actor.
 RETRY_PERIOD_S = 0.25
+#: How often a request is decided anew because the pool changed under it.
+ROUNDS = 3
 
 
 class RouterUnreachable(Exception):
@@ -186,11 +188,18 @@ class RouterClient:
 
     async def _decide(self, build: Callable[[PoolView], RouteQuery], deadline: float) -> Decision | Undecided:
         pool = self._pool or await self._first_pool(deadline)
-        for _ in range(3):
+        for _ in range(ROUNDS):
             outcome = await self._ask(build(pool), deadline)
-            if not isinstance(outcome, StalePool):
+            if isinstance(outcome, StalePool):
+                self._pool = pool = outcome.pool
+                continue
+            if isinstance(outcome, Undecided) or outcome.pool_version == pool.version:
                 return outcome
-            self._pool = pool = outcome.pool
+            pool = await self.pool(deadline - time.monotonic()) or pool
+            if outcome.worker not in build(pool).exclude:
+                return outcome
+            # It joined meanwhile, and the asker does not want it: Serve does not route to it yet.
+            await self._link.call("cancel", [outcome.decision_id])
         return Undecided(DegradeReason.CONTRACT_MISSING)
 
     async def _ask(self, query: RouteQuery, deadline: float) -> Decision | Undecided | StalePool:

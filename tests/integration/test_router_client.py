@@ -255,3 +255,24 @@ async def test_without_an_actor_a_request_is_undecided_at_once():
 
 async def _value(value: int) -> int:
     return value
+
+
+async def test_a_worker_that_joined_unseen_and_is_not_wanted_is_not_decided(pool: Pool) -> None:
+    """A replica registers before Serve routes to it: only a fresh look at the pool can exclude it."""
+    client = pool.client()
+    assert isinstance(await client.decide(builder("first")), Decision)
+    await Channel(pool.actor, B).join(KEYS)
+    unwanted = builder("second", exclude=(B,))
+
+    def build(seen: Any) -> Any:
+        return replace(unwanted(seen), exclude=tuple(w for w in seen.contracts if w == B), tie_key=0)
+
+    for number in range(8):
+        await Channel(pool.actor, A, epoch=100 + number).join()  # A holds nothing: B is the cheaper one
+        client = pool.client()
+        client._pool = replace(await pool.actor.pool.remote(), version=-1, contracts={A: CONTRACT})
+        decision = await client.decide(build)
+        assert isinstance(decision, Decision)
+        assert decision.worker == A
+    statuses = {row.worker: row for row in await pool.actor.workers.remote()}
+    assert statuses[B].load.active_requests == 0
