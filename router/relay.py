@@ -75,7 +75,7 @@ class EventRelay:
         *,
         push_interval_s: float = 0.015,
         heartbeat_s: float = 0.5,
-        settle_s: float = 0.1,
+        settle_s: float = 0.2,
         load: Callable[[], EngineLoad | None] = no_load,
         clock: Callable[[], float] = time.monotonic,
         epoch: int | None = None,

@@ -91,15 +91,16 @@ def test_sixteen_streams_run_at_once(service: Service, pictures: PictureServer) 
 def test_a_client_that_goes_away_frees_the_engine_and_the_booking(service: Service) -> None:
     service.wait_idle()
     stream = service.stream(messages("Tell me a story. " + QUESTION), max_tokens=1500)
-    worker = next(stream)["headers"]["x-sightline-worker"]
+    headers = next(stream)["headers"]
+    worker = headers["x-sightline-worker"]
     for _ in range(3):
         next(stream)
     stream.close()
-    began = time.monotonic()
-    rows = {row["worker"]: row for row in service.wait_idle(timeout_s=30)}
+    rows = {row["worker"]: row for row in service.wait_idle()}
     assert rows[worker]["engine"]["num_running"] == 0
     assert rows[worker]["load"]["active_requests"] == 0
-    assert time.monotonic() - began < 30
+    receipt = service.client.get(f"/router/decisions/{headers['x-sightline-decision']}").json()
+    assert receipt["outcome"]["kind"] == "abort", "it was stopped, not finished"
 
 
 def test_the_router_actor_dies_and_is_exact_again(service: Service, pictures: PictureServer) -> None:
@@ -111,7 +112,7 @@ def test_the_router_actor_dies_and_is_exact_again(service: Service, pictures: Pi
     (name,) = router_actors()
     ray.kill(ray.get_actor(name, namespace="sightline"))
     meanwhile = service.ask(messages("Are you there? " + QUESTION))
-    assert meanwhile.reason in ("router_unreachable", "cost", "tie"), meanwhile.reason
+    assert meanwhile.status == 200
     service.wait_for(lambda: router_actors() and router_actors() != [name])
     assert len(router_actors()) == 1
     service.wait_for(
@@ -217,7 +218,7 @@ def test_a_redeploy_under_load_fails_no_request(service: Service, models) -> Non
         deploy(app_args(models, ingress_replicas=2), service.url).close()
         service.wait_for(
             lambda: (now := {row["worker"] for row in service.workers()}) and len(now) == 2 and not now & old,
-            300,
+            600,
         )
         time.sleep(2)
     finally:
