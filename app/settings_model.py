@@ -110,7 +110,8 @@ class Settings(BaseModel):
         None,
         ge=1,
         le=65535,
-        description="First port for an engine's KV events. None: free ports, which never clash.",
+        description="First port for an engine's KV events, upwards from which each replica of a node takes its "
+        "own. vLLM then listens on all interfaces. None: free ports on the loopback address.",
     )
     max_ongoing_requests: int = Field(
         1024,
