@@ -110,7 +110,7 @@ class Settings(BaseModel):
         None,
         ge=1,
         le=65535,
-        description="First port for an engine's KV events, upwards from which each replica of a node takes its "
+        description="First port for an engine's KV events, from which on each replica of a node takes its "
         "own. vLLM then listens on all interfaces. None: free ports on the loopback address.",
     )
     max_ongoing_requests: int = Field(
