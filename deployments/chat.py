@@ -26,6 +26,7 @@ from deployments.protocol import (
     Failed,
     Finished,
     Refused,
+    Sampling,
     Started,
 )
 from deployments.transport import pack, ship
@@ -137,6 +138,7 @@ class ChatService:
         Raises:
             RequestError: what the user did wrong, or (`EngineFailed`) that no engine could serve it.
         """
+        sampling = request.sampling()  # what is wrong with it is said before anything is fetched or booked
         prompt = await self._prompts.prepare(
             request.messages,
             tools=request.tools,
@@ -148,7 +150,7 @@ class ChatService:
         salt = cache_salt(request.cache_salt, tenant, self._config.tenant_secret)
         # Before the decision: a hanging origin holds no booking, and the decision is fresh when it is used.
         shipment = await self._ship_media(prompt, request.messages)
-        return await self._dispatch(request, prompt, salt, shipment)
+        return await self._dispatch(request, sampling, prompt, salt, shipment)
 
     def _check_length(self, prompt: PreparedPrompt, request: ChatRequest) -> None:
         limit = self.max_model_len
@@ -195,6 +197,7 @@ class ChatService:
     async def _dispatch(
         self,
         request: ChatRequest,
+        sampling: Sampling,
         prompt: PreparedPrompt,
         salt: str | None,
         shipment: _Shipment,
@@ -208,7 +211,7 @@ class ChatService:
                 engine_request = EngineRequest(
                     decision_id=decision_id,
                     token_ids=prompt.token_ids,
-                    sampling=request.sampling(),
+                    sampling=sampling,
                     media=shipment.media,
                     decided=outcome.worker if isinstance(outcome, Decision) else None,
                     cache_salt=salt,

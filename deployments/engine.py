@@ -100,19 +100,21 @@ class Engine:
         produced = False
         try:
             yield Started(self._worker)
-            async for message in self._messages(request, payload):
-                if isinstance(message, Finished):
-                    finished = message
-                if isinstance(message, Delta) and not produced:
-                    produced = True
-                    self._report(LifecycleKind.FIRST_TOKEN, request)
-                yield message
+            # Closed with this one, not when it is collected: the engine's work ends at once.
+            async with contextlib.aclosing(self._messages(request, payload)) as messages:
+                async for message in messages:
+                    if isinstance(message, Finished):
+                        finished = message
+                    if isinstance(message, Delta) and not produced:
+                        produced = True
+                        self._report(LifecycleKind.FIRST_TOKEN, request)
+                    yield message
         except EngineGone as error:
             self._leave_soon(str(error))
             yield (
                 Failed("the engine died while it served this request", 503, code="engine_dead")
                 if produced
-                else Refused("engine_dead")
+                else Refused("engine_dead", self._worker)
             )
         finally:
             self._report_end(request, finished)

@@ -102,7 +102,8 @@ class Router:
             await asyncio.sleep(WATCH_PERIOD_S)
             try:
                 if await self._is_alive():
-                    self._roster = await asyncio.wait_for(self._actor.roster.remote(), PING_TIMEOUT_S)
+                    async with asyncio.timeout(PING_TIMEOUT_S):
+                        self._roster = await self._actor.roster.remote()
                 else:
                     await self._replace_actor()
             except (RayError, TimeoutError) as error:
@@ -110,7 +111,8 @@ class Router:
 
     async def _is_alive(self) -> bool:
         try:
-            await asyncio.wait_for(self._actor.ping.remote(), PING_TIMEOUT_S)
+            async with asyncio.timeout(PING_TIMEOUT_S):
+                await self._actor.ping.remote()
         except ray.exceptions.ActorDiedError:
             return False
         except (RayError, TimeoutError):
@@ -120,14 +122,12 @@ class Router:
         return True
 
     async def _replace_actor(self) -> None:
-        log.warning("router actor %s is gone; %d workers will send their tables", *self._lost())
+        lost, workers = self._address.name, len(self._roster)
+        log.warning("router actor %s is gone; %d workers will send their tables", lost, workers)
         ray.kill(self._actor, no_restart=True)
         self._failed_pings = 0
         self._restarts += 1
         await self._create_actor()
-
-    def _lost(self) -> tuple[str, int]:
-        return self._address.name, len(self._roster)
 
     async def __del__(self) -> None:
         self._watcher.cancel()
