@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from router.cost import PLAIN_GROUPS
 from router.keys import SUPPORTED_SCHEMES, RouterError
+from router.usable import PLAIN_GROUPS
 from sightline_types import (
     Decision,
     DecisionId,

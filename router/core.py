@@ -22,7 +22,8 @@ from router.audit import (
     worker_reasons,
 )
 from router.config import RouterConfig
-from router.cost import Rates, credit, encode_tokens_left, score
+from router.cost import Rates, encode_tokens_left, score
+from router.credit import credit
 from router.index import BlockIndex, Leading
 from router.keys import RouterError
 from router.load import LoadBook, WorkerLoad

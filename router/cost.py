@@ -14,8 +14,10 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from router.config import RouterConfig
+from router.credit import Credit
 from router.index import Leading
 from router.load import WorkerLoad
+from router.usable import usable_blocks
 from sightline_types import (
     CandidateScore,
     DegradeReason,
@@ -27,20 +29,13 @@ from sightline_types import (
 )
 
 __all__ = [
-    "PLAIN_GROUPS",
-    "Credit",
     "Rates",
-    "credit",
     "encode_tokens_left",
     "prefill_ms",
     "pressure_ms",
     "score",
-    "usable_blocks",
     "wait_ms",
 ]
-
-#: What a prediction exists for: one group in which every block of the prefix must be held.
-PLAIN_GROUPS = ("full_attention",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,56 +59,6 @@ class Rates:
             config.kv_pressure_ms,
             config.crowding,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Credit:
-    """How many leading blocks may earn anything on a worker, and why not more."""
-
-    max_blocks: int
-    reasons: tuple[DegradeReason, ...] = ()
-
-
-def usable_blocks(held_blocks: int, num_tokens: int, block_size: int, drops_last: bool) -> int:
-    """Blocks that the engine will take from its cache, of `held_blocks` leading ones, with one
-    full-attention group.
-
-    An engine computes at least the last token of the prompt; with EAGLE/MTP (`drops_last`) it also
-    recomputes the last block that matched.
-    """
-    matched = min(held_blocks, (num_tokens - 1) // block_size)
-    return max(0, matched - 1 if drops_last else matched)
-
-
-def credit(contract: WorkerContract, query: RouteQuery, *, distrusted: bool) -> Credit:
-    """What `query` may earn on a worker with this contract.
-
-    distrusted: the engine contradicted the prompt length of this layout before.
-    """
-    view = query.views.get(contract.spec)
-    if view is None:
-        return Credit(0, (DegradeReason.CONTRACT_MISSING,))
-    if contract.kv_groups != PLAIN_GROUPS:
-        return Credit(0, (DegradeReason.KV_CACHE_GROUPS,))
-    num_keys = len(view.keys) // 8
-    if query.layout is None:
-        return Credit(num_keys)
-    reason = DegradeReason.LENGTH_DISTRUST if distrusted else _layout_doubt(contract, query.layout)
-    if reason is None:
-        return Credit(num_keys)
-    return Credit(min(num_keys, (query.first_media_offset or 0) // contract.block_size), (reason,))
-
-
-def _layout_doubt(contract: WorkerContract, layout: str) -> DegradeReason | None:
-    """Why views of this layout may differ from the worker's own; None where it agreed to it."""
-    same = [known for known in contract.layouts if known.fingerprint == layout]
-    if any(known.exact for known in same):
-        return None
-    if not contract.layouts:
-        return DegradeReason.CONTRACT_MISSING
-    # A worker that failed its own probe says why, whatever fingerprint it got to.
-    own = [known.reason for known in same or contract.layouts if not known.exact and known.reason]
-    return own[0] if own else DegradeReason.CONTRACT_MISMATCH
 
 
 def encode_tokens_left(view: KeyedView | None, media_tokens: int, cached_tokens: int) -> int:

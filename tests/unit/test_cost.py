@@ -10,19 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config import RouterConfig
-from router.cost import (
-    Credit,
-    Rates,
-    credit,
-    encode_tokens_left,
-    prefill_ms,
-    pressure_ms,
-    score,
-    usable_blocks,
-    wait_ms,
-)
+from router.cost import Rates, encode_tokens_left, prefill_ms, pressure_ms, score, wait_ms
+from router.credit import Credit, credit
 from router.index import Leading
 from router.load import WorkerLoad
+from router.usable import usable_blocks
 from sightline_types import (
     CandidateScore,
     DecisionId,

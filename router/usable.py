@@ -1,0 +1,19 @@
+"""What of the leading blocks that a worker holds the engine will really take from its cache."""
+
+from __future__ import annotations
+
+__all__ = ["PLAIN_GROUPS", "usable_blocks"]
+
+#: What a prediction exists for: one group in which every block of the prefix must be held.
+PLAIN_GROUPS = ("full_attention",)
+
+
+def usable_blocks(held_blocks: int, num_tokens: int, block_size: int, drops_last: bool) -> int:
+    """Blocks that the engine will take from its cache, of `held_blocks` leading ones, with one
+    full-attention group.
+
+    An engine computes at least the last token of the prompt; with EAGLE/MTP (`drops_last`) it also
+    recomputes the last block that matched.
+    """
+    matched = min(held_blocks, (num_tokens - 1) // block_size)
+    return max(0, matched - 1 if drops_last else matched)
