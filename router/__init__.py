@@ -3,20 +3,24 @@
 The shells that know Ray (`actor`, `client`, `pinned`) and the event relay are imported by their own names.
 """
 
+from router.active import ActiveBlocks
 from router.audit import ContractRefused
 from router.config import RouterConfig
 from router.core import CoreStats, NoWorker, PoolView, RouterCore, WorkerStatus
-from router.index import BlockIndex, Leading
+from router.index import BlockIndex, Leading, Match
 from router.keys import RouterError, UnsupportedScheme, block_keys, chain_key, root_key
 from router.load import LoadBook, WorkerLoad
 from router.receipts import Outcome, Receipt
+from router.structures import make_active_blocks, make_index, warm_up
 
 __all__ = [
+    "ActiveBlocks",
     "BlockIndex",
     "ContractRefused",
     "CoreStats",
     "Leading",
     "LoadBook",
+    "Match",
     "NoWorker",
     "Outcome",
     "PoolView",
@@ -29,5 +33,8 @@ __all__ = [
     "WorkerStatus",
     "block_keys",
     "chain_key",
+    "make_active_blocks",
+    "make_index",
     "root_key",
+    "warm_up",
 ]

@@ -24,12 +24,13 @@ from router.audit import (
 from router.config import RouterConfig
 from router.cost import Rates, encode_tokens_left, score
 from router.credit import credit
-from router.index import BlockIndex, Leading
+from router.index import Leading
 from router.keys import RouterError
 from router.load import LoadBook, WorkerLoad
 from router.policies import make_policy
 from router.receipts import Outcome, Receipt, ReceiptRing
 from router.status import CoreStats, Counts, Holdings, PoolView, WorkerStatus
+from router.structures import make_index
 from sightline_types import (
     BookedLoad,
     CandidateScore,
@@ -120,7 +121,7 @@ class RouterCore:
         self._clock = clock
         self._rates = Rates.from_config(config)
         self._policy = make_policy(config.policy, random)
-        self._index = BlockIndex()
+        self._index = make_index()
         self._book = LoadBook()
         self._audit = Audit()
         self._receipts = ReceiptRing(config.decisions_kept)

@@ -1,25 +1,25 @@
 """Which worker holds which block: residency as the workers report it, and blocks expected to come.
 
-A worker has a slot, one bit in the masks; a key maps to the mask of the workers that hold it, in a
-table per tier (KV cache group and medium). Expected blocks have a table of their own: each entry names
-the decisions that wait for it, and is gone when events confirm it, when its last decision drops it, or
-when its time is over.
+The contract of the block index. It is kept twice: `router.plain_index` (Python objects, the oracle, and
+the fallback where numba is missing) and `router.compiled_index`; `router.structures` chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sightline_types import DecisionId, Tier, TierDelta, WorkerId
+from sightline_types import DEFAULT_GROUP, DecisionId, Tier, TierDelta, WorkerId
 
-__all__ = ["BlockIndex", "IndexStats", "Leading"]
+__all__ = ["CREDIT_TIER", "BlockIndex", "CountArray", "IndexStats", "KeyArray", "Leading", "Match"]
 
 KeyArray = npt.NDArray[np.uint64]
+CountArray = npt.NDArray[np.int32]
 
 #: The tier that earns credit: the first cache group, on the GPU.
 CREDIT_TIER = Tier()
@@ -35,11 +35,26 @@ class Leading(NamedTuple):
     expected: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """How many leading blocks of a request each slot has; 0 at a slot that is no worker's.
+
+    held: on the GPU, by events. expected: each one held or expected there. lower: each one held on the
+    GPU or in any other medium. Neither is less than `held`. All of shape (num_slots,), int32, blocks.
+    """
+
+    held: CountArray
+    expected: CountArray
+    lower: CountArray
+
+
 @dataclass(frozen=True, slots=True)
 class IndexStats:
-    """blocks: distinct keys over all tiers. residencies: (worker, tier, key).
+    """blocks: distinct (tier, key). residencies: (worker, tier, key). expected_blocks: (worker, key).
 
     repeated_stores, unknown_removals: harmless contradictions since the index was made.
+    refused_stores: blocks not taken because the memory budget was spent (`index_full`); they earn nothing.
+    memory_bytes: of the tables; 0 where they are Python's own.
     """
 
     workers: int
@@ -48,282 +63,111 @@ class IndexStats:
     expected_blocks: int
     repeated_stores: int
     unknown_removals: int
+    refused_stores: int = 0
+    memory_bytes: int = 0
 
 
-@dataclass(slots=True)
-class _TierTable:
-    """masks: by key, never 0. held: keys by slot, never 0."""
+class BlockIndex(ABC):
+    """Residency per (worker, tier, key). Not safe for threads: one owner reads and changes it.
 
-    masks: dict[int, int] = field(default_factory=dict)
-    held: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Expectation:
-    slot: int
-    keys: tuple[int, ...]
-    expires_at: float
-
-
-@dataclass(slots=True)
-class BlockIndex:
-    """Residency per (worker, tier, key). Not safe for threads: one owner reads and changes it."""
-
-    _slots: dict[WorkerId, int] = field(default_factory=dict)
-    _free_slots: list[int] = field(default_factory=list)
-    _tiers: dict[Tier, _TierTable] = field(default_factory=dict)
-    _expected_masks: dict[int, int] = field(default_factory=dict)
-    _waiting: dict[int, dict[int, tuple[DecisionId, ...]]] = field(default_factory=dict)  # slot, key
-    _expectations: dict[DecisionId, _Expectation] = field(default_factory=dict)  # oldest first
-    _repeated_stores: int = 0
-    _unknown_removals: int = 0
+    A worker has a slot from the first time it is named until it is forgotten; then the slot may go to
+    another. Key arrays have shape (n,), uint64, and are not changed.
+    """
 
     # Residency
 
+    @abstractmethod
     def apply(self, worker: WorkerId, delta: TierDelta) -> None:
         """Take over what one tier of `worker` gained and lost."""
-        slot = self._slot(worker)
-        self._store(slot, delta.tier, _keys(delta.stored))
-        self._remove(slot, delta.tier, _keys(delta.removed))
 
+    @abstractmethod
     def replace(self, worker: WorkerId, deltas: Iterable[TierDelta]) -> None:
-        """`deltas` are all that `worker` holds; what it held before is dropped, what is expected stays."""
-        self._clear(self._slot(worker))
-        for delta in deltas:
-            self.apply(worker, delta)
+        """`deltas` are all that `worker` holds; what it held before is dropped, what is expected stays,
+        and so does the worker's slot."""
 
+    @abstractmethod
     def forget(self, worker: WorkerId) -> None:
         """Drop everything of `worker`; its slot may go to another. An unknown worker changes nothing."""
-        slot = self._slots.get(worker)
-        if slot is None:
-            return
-        self.drop_expected_of(worker)
-        self._clear(slot)
-        del self._slots[worker]
-        self._free_slots.append(slot)
 
+    @abstractmethod
     def num_blocks(self, worker: WorkerId, tier: Tier = CREDIT_TIER) -> int:
         """Blocks that `worker` holds in one tier."""
-        table, slot = self._tiers.get(tier), self._slots.get(worker)
-        return table.held.get(slot, 0) if table is not None and slot is not None else 0
 
+    @abstractmethod
     def held_keys(self, worker: WorkerId, tier: Tier = CREDIT_TIER) -> KeyArray:
         """All keys of `worker` in one tier, ascending. Walks the whole tier: not for decisions."""
-        table, slot = self._tiers.get(tier), self._slots.get(worker)
-        if table is None or slot is None:
-            return np.empty(0, dtype=np.uint64)
-        return np.array(sorted(key for key, mask in table.masks.items() if mask >> slot & 1), dtype=np.uint64)
 
     # Expected blocks
 
+    @abstractmethod
     def expect(self, worker: WorkerId, keys: KeyArray, expires_at: float, owner: DecisionId) -> None:
         """Expect on `worker` those of `keys` that it does not hold. Replaces what `owner` expected before."""
-        self.drop_expected(owner)
-        slot = self._slot(worker)
-        masks = self._masks(CREDIT_TIER)
-        missing = tuple(k for k in dict.fromkeys(keys.tolist()) if not masks.get(k, 0) >> slot & 1)
-        if not missing:
-            return
-        waiting = self._waiting.setdefault(slot, {})
-        for key in missing:
-            waiting[key] = (*waiting.get(key, ()), owner)
-            self._expected_masks[key] = self._expected_masks.get(key, 0) | 1 << slot
-        self._expectations[owner] = _Expectation(slot, missing, expires_at)
 
+    @abstractmethod
     def drop_expected(self, owner: DecisionId) -> None:
         """Nothing more will come of this decision. Idempotent."""
-        expectation = self._expectations.pop(owner, None)
-        if expectation is None:
-            return
-        waiting = self._waiting.get(expectation.slot, {})
-        for key in expectation.keys:
-            if owner not in waiting.get(key, ()):
-                continue  # confirmed meanwhile
-            owners = tuple(other for other in waiting[key] if other != owner)
-            if owners:
-                waiting[key] = owners
-            else:
-                self._settle(expectation.slot, key)
 
+    @abstractmethod
     def drop_expected_of(self, worker: WorkerId) -> None:
         """Nothing that was expected of `worker` will come."""
-        slot = self._slots.get(worker)
-        for owner in [o for o, e in self._expectations.items() if e.slot == slot]:
-            self.drop_expected(owner)
 
+    @abstractmethod
     def trim_expected(self, worker: WorkerId, max_blocks: int) -> None:
         """Drop the oldest decisions' entries until at most `max_blocks` are expected of `worker`."""
-        slot = self._slots.get(worker, -1)
-        for owner in [o for o, e in self._expectations.items() if e.slot == slot]:
-            if len(self._waiting.get(slot, ())) <= max_blocks:
-                return
-            self.drop_expected(owner)
 
+    @abstractmethod
     def num_expected(self, worker: WorkerId) -> int:
         """Distinct blocks expected of `worker`."""
-        return len(self._waiting.get(self._slots.get(worker, -1), ()))
 
+    @abstractmethod
     def sweep(self, now: float) -> None:
-        """Drop the expected entries whose time is over."""
-        for owner in [o for o, e in self._expectations.items() if e.expires_at <= now]:
-            self.drop_expected(owner)
+        """Drop the expected entries whose time is over, and do a bounded slice of what was put off."""
 
     # Questions
 
+    @abstractmethod
     def workers(self) -> set[WorkerId]:
-        return set(self._slots)
+        """Those that have a slot."""
 
-    def leading(self, keys: KeyArray) -> dict[WorkerId, Leading]:
-        """How many of the leading `keys` each known worker has; one pass for all of them."""
-        held = self._masks(CREDIT_TIER)
-        coming = self._expected_masks
-        slots = self._slots.values()
-        confirmed, expected = dict.fromkeys(slots, 0), dict.fromkeys(slots, 0)
-        holders = takers = sum(1 << slot for slot in slots)
-        for block, key in enumerate(keys.tolist()):
-            mask = held.get(key, 0)
-            still_held, still_coming = holders & mask, takers & (mask | coming.get(key, 0))
-            if still_held == holders and still_coming == takers:
-                continue
-            _note(confirmed, holders ^ still_held, block)
-            _note(expected, takers ^ still_coming, block)
-            holders, takers = still_held, still_coming
-            if not takers:
-                break
-        _note(confirmed, holders, len(keys))
-        _note(expected, takers, len(keys))
-        return {w: Leading(confirmed[slot], expected[slot]) for w, slot in self._slots.items()}
+    @abstractmethod
+    def slot_of(self, worker: WorkerId) -> int | None:
+        """The worker's place in the arrays of a `Match`; None where it is unknown."""
 
+    @abstractmethod
+    def worker_at(self, slot: int) -> WorkerId | None:
+        """Whose slot it is; None where it is free."""
+
+    @property
+    @abstractmethod
+    def num_slots(self) -> int:
+        """Length of arrays by slot: more than any slot given so far. Grows, and never shrinks."""
+
+    @abstractmethod
+    def match(self, keys: KeyArray, group: int = DEFAULT_GROUP) -> Match:
+        """How many of the leading `keys` each worker has in one cache group; one pass for all of them.
+
+        Expected blocks are the first group's; in another, `expected` is `held`.
+        """
+
+    @abstractmethod
+    def presence(self, keys: KeyArray, group: int = DEFAULT_GROUP) -> npt.NDArray[np.bool_]:
+        """Which of `keys` each slot holds on the GPU: shape (num_slots, n). For groups in which other
+        blocks than the leading ones decide."""
+
+    @abstractmethod
     def stats(self) -> IndexStats:
-        return IndexStats(
-            workers=len(self._slots),
-            blocks=len(set().union(*(table.masks for table in self._tiers.values()))),
-            residencies=sum(sum(table.held.values()) for table in self._tiers.values()),
-            expected_blocks=sum(len(waiting) for waiting in self._waiting.values()),
-            repeated_stores=self._repeated_stores,
-            unknown_removals=self._unknown_removals,
-        )
+        """Counts over all workers and tiers."""
 
+    @abstractmethod
     def check_integrity(self) -> None:
         """Raise AssertionError where the tables contradict each other."""
-        slots = sorted([*self._slots.values(), *self._free_slots])
-        assert slots == list(range(len(slots))), "slots are lost or given twice"
-        live = sum(1 << slot for slot in self._slots.values())
-        for tier, table in self._tiers.items():
-            assert table.masks, f"empty table of {tier} kept"
-            assert table.held == _count(table.masks), f"counts of {tier} are wrong"
-            assert not any(mask & ~live for mask in table.masks.values()), f"{tier} names a lost worker"
-        self._check_expected(live)
 
-    def _check_expected(self, live: int) -> None:
-        masks: dict[int, int] = {}
-        for slot, waiting in self._waiting.items():
-            assert waiting and live >> slot & 1, f"slot {slot} expects nothing, or is no worker's"
-            for key, owners in waiting.items():
-                assert len(set(owners)) == len(owners) > 0, f"owners of {key:#x}: {owners}"
-                assert all(key in self._expectations[owner].keys for owner in owners), "owner unknown"
-                masks[key] = masks.get(key, 0) | 1 << slot
-        assert masks == self._expected_masks, "masks of expected blocks are wrong"
-        held = self._masks(CREDIT_TIER)
-        assert not any(held.get(key, 0) & mask for key, mask in masks.items()), "held and still expected"
-
-    # Inner workings
-
-    def _slot(self, worker: WorkerId) -> int:
-        slot = self._slots.get(worker)
-        if slot is None:
-            slot = self._slots[worker] = self._free_slots.pop() if self._free_slots else len(self._slots)
-        return slot
-
-    def _masks(self, tier: Tier) -> dict[int, int]:
-        table = self._tiers.get(tier)
-        return table.masks if table is not None else {}
-
-    def _store(self, slot: int, tier: Tier, keys: Sequence[int]) -> None:
-        if not keys:
-            return
-        table = self._tiers.setdefault(tier, _TierTable())
-        masks, bit, added = table.masks, 1 << slot, 0
-        for key in keys:
-            mask = masks.get(key, 0)
-            if not mask & bit:
-                masks[key] = mask | bit
-                added += 1
-        if added:
-            table.held[slot] = table.held.get(slot, 0) + added
-        self._repeated_stores += len(keys) - added
-        if tier == CREDIT_TIER and slot in self._waiting:
-            for key in self._waiting[slot].keys() & set(keys):
-                self._settle(slot, key)
-
-    def _remove(self, slot: int, tier: Tier, keys: Sequence[int]) -> None:
-        table = self._tiers.get(tier)
-        if table is None:
-            self._unknown_removals += len(keys)
-            return
-        removed = sum(_drop_bit(table.masks, key, 1 << slot) for key in keys)
-        self._unknown_removals += len(keys) - removed
-        self._uncount(tier, table, slot, removed)
-
-    def _clear(self, slot: int) -> None:
-        for tier, table in list(self._tiers.items()):
-            if slot in table.held:
-                bit = 1 << slot
-                for key in [key for key, mask in table.masks.items() if mask & bit]:
-                    _drop_bit(table.masks, key, bit)
-                self._uncount(tier, table, slot, table.held[slot])
-
-    def _uncount(self, tier: Tier, table: _TierTable, slot: int, removed: int) -> None:
-        if not removed:
-            return
-        table.held[slot] -= removed
-        if not table.held[slot]:
-            del table.held[slot]
-        if not table.masks:
-            del self._tiers[tier]
-
-    def _settle(self, slot: int, key: int) -> None:
-        """The expected entry is no more: it came, or nobody waits for it."""
-        waiting = self._waiting[slot]
-        del waiting[key]
-        if not waiting:
-            del self._waiting[slot]
-        _drop_bit(self._expected_masks, key, 1 << slot)
-
-
-def _keys(packed: bytes) -> list[int]:
-    keys: list[int] = np.frombuffer(packed, dtype="<u8").tolist()
-    return keys
-
-
-def _drop_bit(masks: dict[int, int], key: int, bit: int) -> bool:
-    """Whether the bit was set; a mask that becomes 0 goes."""
-    mask = masks.get(key, 0)
-    if not mask & bit:
-        return False
-    if mask == bit:
-        del masks[key]
-    else:
-        masks[key] = mask ^ bit
-    return True
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest
-
-
-def _note(blocks: dict[int, int], mask: int, count: int) -> None:
-    """The workers in `mask` have exactly `count` leading blocks."""
-    for slot in _bits(mask):
-        blocks[slot] = count
-
-
-def _count(masks: dict[int, int]) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for mask in masks.values():
-        for slot in _bits(mask):
-            counts[slot] = counts.get(slot, 0) + 1
-    return counts
+    def leading(self, keys: KeyArray) -> dict[WorkerId, Leading]:
+        """`match` by worker, for those who look at few of them."""
+        match = self.match(keys)
+        slots = {worker: self.slot_of(worker) for worker in self.workers()}
+        return {
+            worker: Leading(int(match.held[slot]), int(match.expected[slot]))
+            for worker, slot in slots.items()
+            if slot is not None
+        }

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from naive_index import NaiveIndex
 
-from router.index import BlockIndex, Leading
+from router.index import Leading
+from router.plain_index import PlainIndex
 from sightline_types import DecisionId, Tier, TierDelta, WorkerId
 
 A, B, C = (WorkerId(name) for name in "abc")
@@ -25,7 +26,7 @@ def delta(stored=(), removed=(), tier: Tier = GPU) -> TierDelta:
 
 
 def test_leading_blocks_are_counted_for_all_workers_in_one_answer():
-    index = BlockIndex()
+    index = PlainIndex()
     index.apply(A, delta([1, 2, 3]))
     index.apply(B, delta([1, 3]))
     index.apply(C, delta([2, 3]))
@@ -33,13 +34,13 @@ def test_leading_blocks_are_counted_for_all_workers_in_one_answer():
 
 
 def test_a_request_without_full_blocks_has_nothing_anywhere():
-    index = BlockIndex()
+    index = PlainIndex()
     index.apply(A, delta([1]))
     assert index.leading(keys()) == {A: Leading(0, 0)}
 
 
 def test_only_the_first_group_on_the_gpu_earns_credit():
-    index = BlockIndex()
+    index = PlainIndex()
     index.apply(A, delta([1, 2], tier=CPU))
     index.apply(A, delta([1, 2], tier=WINDOW))
     assert index.leading(keys(1, 2))[A] == Leading(0, 0)
@@ -47,7 +48,7 @@ def test_only_the_first_group_on_the_gpu_earns_credit():
 
 
 def test_a_hole_ends_the_prefix_until_its_block_returns():
-    index = BlockIndex()
+    index = PlainIndex()
     index.apply(A, delta([1, 2, 3]))
     index.apply(A, delta(removed=[2]))
     assert index.leading(keys(1, 2, 3))[A].confirmed == 1
@@ -56,7 +57,7 @@ def test_a_hole_ends_the_prefix_until_its_block_returns():
 
 
 def test_a_repeated_store_and_an_unknown_removal_are_counted_and_harmless():
-    index = BlockIndex()
+    index = PlainIndex()
     index.apply(A, delta([1]))
     index.apply(A, delta([1, 2]))
     index.apply(A, delta(removed=[2]))
@@ -67,7 +68,7 @@ def test_a_repeated_store_and_an_unknown_removal_are_counted_and_harmless():
 
 
 def test_a_table_replaces_what_was_held_before():
-    index = BlockIndex()
+    index = PlainIndex()
     index.apply(A, delta([1, 2]))
     index.apply(A, delta([5], tier=CPU))
     index.apply(B, delta([1]))
@@ -77,7 +78,7 @@ def test_a_table_replaces_what_was_held_before():
 
 
 def test_a_slot_is_used_again_and_inherits_nothing():
-    index = BlockIndex()
+    index = PlainIndex()
     index.apply(A, delta([1, 2]))
     index.expect(A, keys(3), 10.0, ONE)
     index.forget(A)
@@ -87,7 +88,7 @@ def test_a_slot_is_used_again_and_inherits_nothing():
 
 
 def test_memory_returns_after_removals():
-    index = BlockIndex()
+    index = PlainIndex()
     index.apply(A, delta([1, 2]))
     index.expect(A, keys(3), 10.0, ONE)
     index.apply(A, delta(removed=[1, 2]))
@@ -96,7 +97,7 @@ def test_memory_returns_after_removals():
 
 
 def test_expected_blocks_extend_the_expected_prefix_only():
-    index = BlockIndex()
+    index = PlainIndex()
     index.apply(A, delta([1, 3]))
     index.expect(A, keys(1, 2, 3, 4), 10.0, ONE)
     assert index.leading(keys(1, 2, 3, 4, 5))[A] == Leading(1, 4)
@@ -104,7 +105,7 @@ def test_expected_blocks_extend_the_expected_prefix_only():
 
 
 def test_an_event_settles_what_was_expected():
-    index = BlockIndex()
+    index = PlainIndex()
     index.expect(A, keys(1, 2), 10.0, ONE)
     index.apply(A, delta([1]))
     index.apply(A, delta(removed=[1]))
@@ -113,7 +114,7 @@ def test_an_event_settles_what_was_expected():
 
 
 def test_a_block_stays_expected_while_another_decision_waits_for_it():
-    index = BlockIndex()
+    index = PlainIndex()
     index.expect(A, keys(1), 10.0, ONE)
     index.expect(A, keys(1), 10.0, TWO)
     index.drop_expected(ONE)
@@ -123,14 +124,14 @@ def test_a_block_stays_expected_while_another_decision_waits_for_it():
 
 
 def test_expecting_again_moves_the_decision_to_the_other_worker():
-    index = BlockIndex()
+    index = PlainIndex()
     index.expect(A, keys(1), 10.0, ONE)
     index.expect(B, keys(1), 10.0, ONE)
     assert index.leading(keys(1)) == {A: Leading(0, 0), B: Leading(0, 1)}
 
 
 def test_expected_blocks_go_when_their_time_is_over():
-    index = BlockIndex()
+    index = PlainIndex()
     index.expect(A, keys(1), 10.0, ONE)
     index.expect(A, keys(2), 11.0, TWO)
     index.sweep(10.0)
@@ -139,12 +140,51 @@ def test_expected_blocks_go_when_their_time_is_over():
 
 
 def test_trimming_drops_the_oldest_expectations_first():
-    index = BlockIndex()
+    index = PlainIndex()
     index.expect(A, keys(1, 2), 10.0, ONE)
     index.expect(A, keys(3, 4), 10.0, TWO)
     index.trim_expected(A, 3)
     assert index.leading(keys(1))[A].expected == 0
     assert index.leading(keys(3, 4))[A].expected == 2
+
+
+def test_lower_tiers_extend_a_run_of_their_own():
+    index = PlainIndex()
+    index.apply(A, delta([1, 3]))
+    index.apply(A, delta([2], tier=CPU))
+    index.apply(A, delta([4], tier=Tier(0, "DISK")))
+    match = index.match(keys(1, 2, 3, 4, 5))
+    assert (match.held.tolist(), match.expected.tolist(), match.lower.tolist()) == ([1], [1], [4])
+
+
+def test_each_group_is_matched_alone():
+    index = PlainIndex()
+    index.apply(A, delta([1]))
+    index.apply(A, delta([1, 2], tier=WINDOW))
+    index.expect(A, keys(2), 10.0, ONE)
+    first, window = index.match(keys(1, 2)), index.match(keys(1, 2), group=1)
+    assert (first.held.tolist(), first.expected.tolist(), first.lower.tolist()) == ([1], [2], [1])
+    assert (window.held.tolist(), window.expected.tolist(), window.lower.tolist()) == ([2], [2], [2])
+
+
+def test_presence_tells_each_block_whatever_lies_before_it():
+    index = PlainIndex()
+    index.apply(A, delta([1, 3], tier=WINDOW))
+    index.apply(B, delta([2], tier=WINDOW))
+    present = index.presence(keys(1, 2, 3), group=1)
+    assert present[index.slot_of(A)].tolist() == [True, False, True]
+    assert present[index.slot_of(B)].tolist() == [False, True, False]
+
+
+def test_a_slot_is_kept_through_a_new_table_and_free_after_forgetting():
+    index = PlainIndex()
+    index.apply(A, delta([1]))
+    slot = index.slot_of(A)
+    index.replace(A, [delta([2])])
+    assert (index.slot_of(A), index.worker_at(slot)) == (slot, A)
+    assert slot < index.num_slots
+    index.forget(A)
+    assert (index.slot_of(A), index.worker_at(slot)) == (None, None)
 
 
 _workers = st.sampled_from([A, B, C])
@@ -156,7 +196,7 @@ _owners = st.sampled_from([DecisionId(f"d{i}") for i in range(4)])
 class IndexAgainstOracle(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.index, self.naive, self.now = BlockIndex(), NaiveIndex(), 0.0
+        self.index, self.naive, self.now = PlainIndex(), NaiveIndex(), 0.0
 
     @rule(worker=_workers, tier=_tiers, stored=_keys, removed=_keys)
     def apply(self, worker, tier, stored, removed):
