@@ -25,6 +25,7 @@ __all__ = [
     "DecisionId",
     "DecisionReason",
     "DegradeReason",
+    "EmbedRun",
     "EngineLoad",
     "ImageSize",
     "KeyScheme",
@@ -46,6 +47,7 @@ __all__ = [
     "Tier",
     "TierDelta",
     "TokenView",
+    "VideoShape",
     "WorkerContract",
     "WorkerId",
     "WorkerPush",
@@ -144,6 +146,9 @@ class DegradeReason(StrEnum):
     UNSUPPORTED_MODALITY = "unsupported_modality"
     SIZE_UNKNOWN = "size_unknown"
     SIZE_REFUSED = "size_refused"  # the model's own processor raises on this size
+    VIDEO_REFUSED = "video_refused"  # the model's own processor raises on this clip
+    LAYOUT_PARAMETER_MISSING = "layout_parameter_missing"  # the layout needs what no file or argument says
+    MEDIA_MIX = "media_mix"  # exact alone, not together with the request's other items
     PLACEHOLDER_MISMATCH = "placeholder_mismatch"
     CLIENT_UUID_WITHOUT_SIZE = "client_uuid_without_size"
     MM_PROCESSOR_KWARGS = "mm_processor_kwargs"
@@ -182,16 +187,55 @@ class ImageSize:
 
 
 @dataclass(frozen=True, slots=True)
+class VideoShape:
+    """What a layout reads of a clip: the frames that the engine is given, not those of the file.
+
+    size: of each frame. source_fps: frames a second of the file. frame_indices: of the given frames, in
+    the file (empty where not known: then a layout with timestamps is refused). total_frames: of the file.
+    """
+
+    size: ImageSize
+    num_frames: int
+    source_fps: float | None = None
+    frame_indices: tuple[int, ...] = ()
+    total_frames: int | None = None
+
+    def __str__(self) -> str:
+        fps = "" if self.source_fps is None else f"@{self.source_fps:g}"
+        return f"{self.size}:{self.num_frames}{fps}"
+
+
+class EmbedRun(NamedTuple):
+    """Positions [start, start + length) of a span that the item's encoder fills; start counts in the span."""
+
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Where one media item lies in an expanded prompt: token positions [offset, offset + length)."""
+    """Where one media item lies in an expanded prompt: token positions [offset, offset + length).
+
+    The span is all that the item's placeholder became, start, end, separator and timestamp tokens
+    included (vLLM's PlaceholderRange: each block that it touches carries the identity).
+    embeds: the placeholder tokens proper (what SGLang replaces by pads), ascending; empty where they
+        are the whole span.
+    """
 
     offset: int
     length: int
     media_id: MediaId
+    embeds: tuple[EmbedRun, ...] = ()
 
     @property
     def end(self) -> int:
         return self.offset + self.length
+
+    @property
+    def embed_runs(self) -> tuple[tuple[int, int], ...]:
+        """(first, end) positions in the prompt of each run of placeholder tokens proper."""
+        runs = self.embeds or (EmbedRun(0, self.length),)
+        return tuple((self.offset + start, self.offset + start + length) for start, length in runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,14 +275,24 @@ class MediaSource:
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """One media item of a request, in prompt order."""
+    """One media item of a request, in prompt order.
+
+    size: of a picture, or of a clip's frames. video: of a clip whose frames are known.
+    num_tokens: positions that it takes in the prompt; None where the layout is not known.
+    """
 
     modality: Modality
     media_id: MediaId
     source: MediaSource
     size: ImageSize | None = None
-    num_tokens: int | None = None  # placeholder positions; None where the layout is not known
+    num_tokens: int | None = None
     identity_mode: str = "url"
+    video: VideoShape | None = None
+
+    @property
+    def shape(self) -> ImageSize | VideoShape | None:
+        """What a layout is asked with; None where it is not known."""
+        return self.size if self.modality is Modality.IMAGE else self.video
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,27 +6,29 @@ from processors.config import MediaConfig
 from processors.decode import decode_image
 from processors.errors import MediaTooLarge, MediaUnreachable, RequestError, UnsupportedMedia
 from processors.families import layout_for
-from processors.families.qwen_vl import layout_from_processor
 from processors.fetch import Fetcher
 from processors.identity import identity_of_bytes, identity_of_pixels, identity_of_url
 from processors.items import as_fetched
-from processors.layout import ImageLayout, SizeRefused
+from processors.layout import FamilyLayout, LayoutOptions, LayoutRefused, Refusal, Replacement
 from processors.messages import media_param
 from processors.model_files import ModelFiles
 from processors.probe import NeedMoreBytes, UnknownFormat, probe_image
 from processors.prompt import PromptBuilder
 
 __all__ = [
+    "FamilyLayout",
     "Fetcher",
-    "ImageLayout",
+    "LayoutOptions",
+    "LayoutRefused",
     "MediaConfig",
     "MediaTooLarge",
     "MediaUnreachable",
     "ModelFiles",
     "NeedMoreBytes",
     "PromptBuilder",
+    "Refusal",
+    "Replacement",
     "RequestError",
-    "SizeRefused",
     "UnknownFormat",
     "UnsupportedMedia",
     "as_fetched",
@@ -35,7 +37,6 @@ __all__ = [
     "identity_of_pixels",
     "identity_of_url",
     "layout_for",
-    "layout_from_processor",
     "media_param",
     "probe_image",
 ]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from processors.layout import Expansion, ImageLayout, SizeRefused, expand
+from processors.layout import Expansion, FamilyLayout, Refusal, Replacement, expand
 from processors.template import TokenizedChat
 from sightline_types import DegradeReason, MediaItem, MediaSpan, PreparedPrompt, TokenView
 
@@ -18,75 +17,77 @@ __all__ = ["UNKNOWN_ITEM_TOKENS", "assemble"]
 UNKNOWN_ITEM_TOKENS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """One item: exact where `replacement` is there, else with a reason and an estimate."""
-
-    item: MediaItem
-    replacement: npt.NDArray[np.int64] | None = None
-    reason: DegradeReason | None = None
-    estimate: int = 0
-
-
 def assemble(
     chat: TokenizedChat,
     items: Sequence[MediaItem],
-    layout: ImageLayout | None,
+    layout: FamilyLayout | None,
     *,
-    placeholder_id: int | None,
+    placeholder_ids: Collection[int],
     has_processor_kwargs: bool = False,
 ) -> PreparedPrompt:
     """
-    placeholder_id: of the layout, or of a family without one; None where it is not known.
+    placeholder_ids: the tokens that stand for items, of the layout, or of a family without one; empty
+        where they are not known.
     has_processor_kwargs: the request changes the engine's processor, so no item's layout or identity
         is known, and the view is exact up to the first item.
     """
-    plans = [_plan(item, layout, has_processor_kwargs) for item in items]
-    expansion = _expansion(chat.token_ids, placeholder_id, plans)
-    spans = tuple(MediaSpan(p.offset, p.length, items[p.index].media_id) for p in expansion.placed)
+    plans = _plans(items, layout, has_processor_kwargs)
+    try:
+        expansion = _expansion(chat.token_ids, placeholder_ids, plans, layout)
+    except ValueError:
+        plans = [_inexact(plan, DegradeReason.PLACEHOLDER_MISMATCH) for plan in plans]
+        expansion = Expansion(np.asarray(chat.token_ids, dtype=np.int64), (), 0)
+    refused = [plan for plan in plans if isinstance(plan, Refusal)]
+    spans = tuple(MediaSpan(p.offset, p.length, items[p.index].media_id, p.embeds) for p in expansion.placed)
     reasons = [DegradeReason.MM_PROCESSOR_KWARGS] if has_processor_kwargs else []
-    reasons += [plan.reason for plan in plans if plan.reason is not None]
     return PreparedPrompt(
         token_ids=chat.token_ids,
-        media=tuple(plan.item for plan in plans),
+        media=tuple(_counted(item, plan) for item, plan in zip(items, plans, strict=True)),
         view=TokenView(expansion.token_ids, spans, expansion.exact_until),
-        reasons=tuple(dict.fromkeys(reasons)),
-        estimated_media_tokens=sum(plan.estimate for plan in plans),
-        first_turn_tokens=_first_turn(chat, placeholder_id, expansion),
-        layout=layout.fingerprint if items and layout is not None else None,
+        reasons=tuple(dict.fromkeys(reasons + [plan.reason for plan in refused])),
+        # The placeholder itself is in the view already.
+        estimated_media_tokens=sum((plan.num_tokens or UNKNOWN_ITEM_TOKENS) - 1 for plan in refused),
+        first_turn_tokens=_first_turn(chat, placeholder_ids, expansion),
+        layout=layout.fingerprint({i.modality for i in items}) if items and layout is not None else None,
     )
 
 
-def _plan(item: MediaItem, layout: ImageLayout | None, has_processor_kwargs: bool) -> _Plan:
+def _plans(
+    items: Sequence[MediaItem], layout: FamilyLayout | None, has_processor_kwargs: bool
+) -> Sequence[Replacement | Refusal]:
     if layout is None:
-        return _inexact(item, DegradeReason.UNSUPPORTED_FAMILY)
-    if item.size is None:
-        return _inexact(item, DegradeReason.SIZE_UNKNOWN)
-    try:
-        ids = layout.replacement(item.size)
-    except SizeRefused:
-        return _inexact(item, DegradeReason.SIZE_REFUSED)
+        return [Refusal(DegradeReason.UNSUPPORTED_FAMILY)] * len(items)
+    plans = layout.replacements([item.shape for item in items])
     if has_processor_kwargs:
-        return _inexact(item, DegradeReason.MM_PROCESSOR_KWARGS, len(ids))
-    return _Plan(replace(item, num_tokens=len(ids)), ids)
+        return [_inexact(plan, DegradeReason.MM_PROCESSOR_KWARGS) for plan in plans]
+    return plans
 
 
-def _inexact(item: MediaItem, reason: DegradeReason, tokens: int = UNKNOWN_ITEM_TOKENS) -> _Plan:
-    # The placeholder itself is in the view already.
-    return _Plan(item, reason=reason, estimate=tokens - 1)
+def _inexact(plan: Replacement | Refusal, reason: DegradeReason) -> Refusal:
+    return plan if isinstance(plan, Refusal) else Refusal(reason, num_tokens=len(plan.ids))
 
 
-def _expansion(token_ids: tuple[int, ...], placeholder_id: int | None, plans: Sequence[_Plan]) -> Expansion:
-    """Where a family without a layout has other placeholders than its config says, nothing is exact."""
+def _counted(item: MediaItem, plan: Replacement | Refusal) -> MediaItem:
+    return item if isinstance(plan, Refusal) else replace(item, num_tokens=len(plan.ids))
+
+
+def _expansion(
+    token_ids: tuple[int, ...],
+    placeholder_ids: Collection[int],
+    plans: Sequence[Replacement | Refusal],
+    layout: FamilyLayout | None,
+) -> Expansion:
+    """
+    Raises:
+        ValueError: the prompt has other placeholders than one an item.
+    """
     if not plans:
         return Expansion(np.asarray(token_ids, dtype=np.int64), (), len(token_ids))
-    if placeholder_id is None or token_ids.count(placeholder_id) != len(plans):
-        return Expansion(np.asarray(token_ids, dtype=np.int64), (), 0)
-    return expand(token_ids, placeholder_id, [plan.replacement for plan in plans])
+    return layout.expand(token_ids, plans) if layout else expand(token_ids, placeholder_ids, plans)
 
 
-def _first_turn(chat: TokenizedChat, placeholder_id: int | None, expansion: Expansion) -> int:
+def _first_turn(chat: TokenizedChat, placeholder_ids: Collection[int], expansion: Expansion) -> int:
     """The end of the first user turn in the expanded view."""
     end = chat.first_turn_tokens
-    items = chat.token_ids[:end].count(placeholder_id) if placeholder_id is not None else 0
+    items = sum(token in placeholder_ids for token in chat.token_ids[:end])
     return end + sum(item.length - 1 for item in expansion.placed if item.index < items)

@@ -1,51 +1,80 @@
-"""How a family lays one media item out in the prompt, and the expansion of a whole prompt."""
+"""How a family lays the media of a request out in the prompt: the interface, and the expansion.
+
+A `FamilyLayout` is asked for a whole request at once, because some families share a budget among the
+request's items. It answers item by item: a `Replacement`, or a `Refusal` by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from sightline_types import ImageSize
+from sightline_types import DegradeReason, EmbedRun, ImageSize, Modality, VideoShape
 
-__all__ = ["Expansion", "ImageLayout", "PlacedItem", "SizeRefused", "expand"]
+__all__ = [
+    "Expansion",
+    "FamilyLayout",
+    "LayoutOptions",
+    "LayoutRefused",
+    "PlacedItem",
+    "Refusal",
+    "Replacement",
+    "Shape",
+    "embed_runs",
+    "expand",
+    "modality_of",
+    "run_of",
+]
+
+#: What a layout reads of an item.
+Shape = ImageSize | VideoShape
 
 
-class SizeRefused(ValueError):
-    """The model's own processor raises on a picture of this size: no layout exists."""
+class LayoutRefused(ValueError):
+    """No exact layout exists for an item. reason: the name it degrades by."""
+
+    def __init__(self, reason: DegradeReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
 
 
-class ImageLayout(Protocol):
-    """The layout of a family's images, exact to the token. Immutable."""
+@dataclass(frozen=True, slots=True)
+class LayoutOptions:
+    """What changes a layout and is not in the model's files: the engine's name and its arguments.
 
-    @property
-    def family(self) -> str:
-        """config.json's model_type."""
+    max_model_len: tokens; None where not known. video_pruning_rate: 0 to 1, vLLM's `evs` method.
+    processor_kwargs: `mm_processor_kwargs`, engine-wide and of the request, merged.
+    """
 
-    @property
-    def placeholder_id(self) -> int:
-        """The token that stands for one image in the unexpanded prompt."""
+    engine: str = "vllm"
+    max_model_len: int | None = None
+    video_pruning_rate: float = 0.0
+    processor_kwargs: Mapping[str, object] = field(default_factory=dict)
 
-    @property
-    def fingerprint(self) -> str:
-        """Equal where, and only where, two layouts have equal parameters."""
 
-    def num_tokens(self, size: ImageSize) -> int:
-        """Positions that an image takes in the expanded prompt, start and end tokens included.
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What stands in a placeholder's place.
 
-        Raises:
-            SizeRefused: the request would fail on the engine.
-        """
+    ids: shape (n,), int64. embeds: the positions that the item's encoder fills; empty where all.
+    """
 
-    def replacement(self, size: ImageSize) -> npt.NDArray[np.int64]:
-        """The ids that stand in the placeholder's place: shape (num_tokens(size),).
+    ids: npt.NDArray[np.int64]
+    embeds: tuple[EmbedRun, ...] = ()
 
-        Raises:
-            SizeRefused: as `num_tokens`.
-        """
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an item has no exact layout. num_tokens: what it may take in the prompt, where that is known."""
+
+    reason: DegradeReason
+    detail: str = ""
+    num_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +84,7 @@ class PlacedItem:
     index: int
     offset: int
     length: int
+    embeds: tuple[EmbedRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +100,117 @@ class Expansion:
     exact_until: int
 
 
+class FamilyLayout(ABC):
+    """The layout of one model's media, exact to the token. Immutable; safe in several threads.
+
+    family: config.json's model_type, or what stands for it.
+    """
+
+    family: str
+
+    @property
+    @abstractmethod
+    def placeholders(self) -> Mapping[Modality, int]:
+        """The token that stands for one item of a modality in the unexpanded prompt.
+
+        A modality that is laid out but has no token of its own (its placeholder is text) is missing.
+        """
+
+    @property
+    def modalities(self) -> frozenset[Modality]:
+        """What is laid out; an item of another modality is refused."""
+        return frozenset(self.placeholders)
+
+    @abstractmethod
+    def parameters(self, modality: Modality) -> Mapping[str, object]:
+        """Everything that the layout of this modality depends on, as short values."""
+
+    @abstractmethod
+    def replacement(self, shape: Shape) -> Replacement:
+        """What one item becomes.
+
+        Raises:
+            LayoutRefused: the request would fail on the engine, or the item is not laid out exactly.
+        """
+
+    def fingerprint(self, modalities: Collection[Modality]) -> str:
+        """Equal where, and only where, two layouts have equal parameters for these modalities."""
+        parts = [self.family]
+        for modality in sorted(set(modalities)):
+            values = ",".join(f"{name}={value}" for name, value in self.parameters(modality).items())
+            parts.append(f"{modality}({values})")
+        return ":".join(parts)
+
+    def replacements(self, shapes: Sequence[Shape | None]) -> tuple[Replacement | Refusal, ...]:
+        """What each item of a request becomes, in prompt order; None is an item of unknown shape."""
+        return tuple(self.try_replacement(shape) for shape in shapes)
+
+    def try_replacement(self, shape: Shape | None) -> Replacement | Refusal:
+        """One item on its own, refusals included."""
+        if shape is None:
+            return Refusal(DegradeReason.SIZE_UNKNOWN)
+        modality = modality_of(shape)
+        if modality not in self.modalities:
+            detail = f"no exact {modality} layout is known for {self.family}"
+            return Refusal(DegradeReason.UNSUPPORTED_MODALITY, detail)
+        try:
+            return self.replacement(shape)
+        except LayoutRefused as error:
+            return Refusal(error.reason, error.detail)
+
+    def expand(self, token_ids: Sequence[int], replacements: Sequence[Replacement | Refusal]) -> Expansion:
+        """Put each replacement in the place of its placeholder; a refused item's stays as it is.
+
+        Raises:
+            ValueError: there are more or fewer placeholders than items.
+        """
+        return expand(token_ids, self.placeholders.values(), replacements)
+
+
 def expand(
     token_ids: Sequence[int],
-    placeholder_id: int,
-    replacements: Sequence[npt.NDArray[np.int64] | None],
+    placeholder_ids: Collection[int],
+    replacements: Sequence[Replacement | Refusal],
 ) -> Expansion:
-    """Put each item's replacement in the place of its placeholder, in order.
-
-    replacements: one per placeholder in `token_ids`; None leaves that placeholder as it is.
+    """`FamilyLayout.expand` where every placeholder is one of `placeholder_ids`.
 
     Raises:
-        ValueError: there are more or fewer placeholders than replacements.
+        ValueError: there are more or fewer placeholders in `token_ids` than replacements.
     """
     ids = np.asarray(token_ids, dtype=np.int64)
-    positions = np.flatnonzero(ids == placeholder_id)
+    positions = np.flatnonzero(np.isin(ids, list(set(placeholder_ids))))
     if len(positions) != len(replacements):
         raise ValueError(f"{len(positions)} placeholders for {len(replacements)} media items")
     pieces, placed, first_inexact = [], [], None
     done, length = 0, 0
-    for index, (position, replacement) in enumerate(zip(positions.tolist(), replacements, strict=True)):
+    for index, (position, item) in enumerate(zip(positions.tolist(), replacements, strict=True)):
         length += position - done
-        item = ids[position : position + 1] if replacement is None else replacement
-        pieces += [ids[done:position], item]
-        if replacement is None:
+        pieces.append(ids[done:position])
+        if isinstance(item, Refusal):
             first_inexact = length if first_inexact is None else first_inexact
+            pieces.append(ids[position : position + 1])
         else:
-            placed.append(PlacedItem(index, length, len(item)))
-        length += len(item)
+            placed.append(PlacedItem(index, length, len(item.ids), item.embeds))
+            pieces.append(item.ids)
+        length += len(pieces[-1])
         done = position + 1
     expanded = np.concatenate([*pieces, ids[done:]])
     return Expansion(expanded, tuple(placed), len(expanded) if first_inexact is None else first_inexact)
+
+
+def modality_of(shape: Shape) -> Modality:
+    return Modality.VIDEO if isinstance(shape, VideoShape) else Modality.IMAGE
+
+
+def run_of(token_id: int, count: int) -> Replacement:
+    """`count` times one token, all filled by the encoder."""
+    return Replacement(np.full(count, token_id, dtype=np.int64))
+
+
+def embed_runs(ids: npt.NDArray[np.int64], token_id: int) -> tuple[EmbedRun, ...]:
+    """The runs of `token_id` in `ids`, as `Replacement.embeds` has them."""
+    edges = np.diff((ids == token_id).astype(np.int8), prepend=0, append=0)
+    starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    return tuple(
+        EmbedRun(start, end - start) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-__all__ = ["ModelFiles"]
+__all__ = ["ModelFiles", "read_preprocessors"]
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,13 @@ class ModelFiles:
 
     config: config.json. preprocessor: the image processor's settings, empty for a text-only model.
     tokenizer: with the chat template, where the model has one.
+    video_preprocessor: the video processor's settings, empty for a model without.
     """
 
     config: dict[str, Any]
     preprocessor: dict[str, Any]
     tokenizer: PreTrainedTokenizerBase
+    video_preprocessor: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, model: str | Path) -> ModelFiles:
@@ -35,7 +37,8 @@ class ModelFiles:
         name = str(model)
         config = _read_json(name, "config.json", required=True)
         tokenizer = AutoTokenizer.from_pretrained(name)
-        return cls(config, _read_preprocessor(name), cast(PreTrainedTokenizerBase, tokenizer))
+        preprocessor, video = read_preprocessors(name)
+        return cls(config, preprocessor, cast(PreTrainedTokenizerBase, tokenizer), video)
 
     @property
     def model_type(self) -> str:
@@ -66,12 +69,18 @@ class ModelFiles:
         return tuple(dict.fromkeys(token for token in found if isinstance(token, int)))
 
 
-def _read_preprocessor(model: str) -> dict[str, Any]:
-    # transformers 5 prefers processor_config.json's section where both files exist.
-    nested = _read_json(model, "processor_config.json", required=False).get("image_processor")
-    if isinstance(nested, dict):
-        return nested
-    return _read_json(model, "preprocessor_config.json", required=False)
+def read_preprocessors(model: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of the image processor and of the video processor, {} where a model has none.
+
+    In transformers' own order: a section of processor_config.json, the processor's own file, and for
+    videos last the image processor's file.
+    """
+    nested = _read_json(model, "processor_config.json", required=False)
+    own = _read_json(model, "preprocessor_config.json", required=False)
+    image, video = nested.get("image_processor"), nested.get("video_processor")
+    if not isinstance(video, dict):
+        video = _read_json(model, "video_preprocessor_config.json", required=False) or own
+    return image if isinstance(image, dict) else own, video
 
 
 def _read_json(model: str, name: str, *, required: bool) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from processors.errors import RequestError
 from processors.families import layout_for
 from processors.fetch import Fetcher
 from processors.items import ItemMaker
+from processors.layout import FamilyLayout
 from processors.messages import parse_messages
 from processors.model_files import ModelFiles
 from processors.processor_kwargs import check_processor_kwargs
 from processors.template import ChatTemplate
-from sightline_types import PreparedPrompt
+from sightline_types import Modality, PreparedPrompt
 
 __all__ = ["PromptBuilder"]
 
@@ -49,7 +50,7 @@ class PromptBuilder:
         self._executor = executor
         self._template = ChatTemplate(files.tokenizer)
         self._layout = layout_for(files)
-        self._placeholder_id = files.image_token_id
+        self._placeholder_ids = _placeholder_ids(files, self._layout)
         self._items = ItemMaker(media, fetcher, self._off_loop, clock)
 
     async def prepare(
@@ -84,7 +85,7 @@ class PromptBuilder:
             chat,
             items,
             self._layout,
-            placeholder_id=self._placeholder_id,
+            placeholder_ids=self._placeholder_ids,
             has_processor_kwargs=bool(mm_processor_kwargs),
         )
 
@@ -100,8 +101,9 @@ class PromptBuilder:
         """
         if num_media and self._layout is None:
             return  # a family that is not known may write other placeholders
-        for token in self._files.media_token_ids:
-            expected = num_media if token == self._placeholder_id else 0
+        own = self._layout.placeholders.get(Modality.IMAGE) if self._layout else self._files.image_token_id
+        for token in dict.fromkeys([*self._files.media_token_ids, *self._placeholder_ids]):
+            expected = num_media if token == own else 0
             found = token_ids.count(token)
             if found != expected:
                 name = self._files.tokenizer.convert_ids_to_tokens(token)
@@ -112,6 +114,13 @@ class PromptBuilder:
     async def _off_loop(self, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, functools.partial(function, *args, **kwargs))
+
+
+def _placeholder_ids(files: ModelFiles, layout: FamilyLayout | None) -> frozenset[int]:
+    """The tokens that stand for media items; empty where they are not known."""
+    if layout is not None:
+        return frozenset(layout.placeholders.values())
+    return frozenset(() if files.image_token_id is None else (files.image_token_id,))
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import AutoImageProcessor
 
-from processors import ImageLayout, ModelFiles, SizeRefused, layout_for, layout_from_processor
-from sightline_types import DegradeReason, ImageSize, LayoutContract
+from processors import FamilyLayout, ModelFiles, Refusal, layout_for
+from sightline_types import DegradeReason, ImageSize, LayoutContract, Modality
 
 __all__ = ["image_contracts"]
 
@@ -42,33 +42,24 @@ def image_contracts(
         detail = f"engine-wide mm_processor_kwargs {sorted(engine_kwargs)}"
         return (LayoutContract(registry.family, "", False, reason, detail),)
     processor = AutoImageProcessor.from_pretrained(model, trust_remote_code=trust_remote_code)
-    installed = layout_from_processor(
-        files.model_type,
-        registry.placeholder_id,
-        patch_size=int(processor.patch_size),
-        merge_size=int(processor.merge_size),
-        min_pixels=int(processor.size["shortest_edge"]),
-        max_pixels=int(processor.size["longest_edge"]),
-    )
-    return (_compare(installed, processor),)
+    return (_compare(registry, processor),)
 
 
-def _compare(layout: ImageLayout, processor: Any) -> LayoutContract:
+def _compare(layout: FamilyLayout, processor: Any) -> LayoutContract:
+    fingerprint = layout.fingerprint({Modality.IMAGE})
     for size in PROBE_SIZES:
         ours, theirs = _our_count(layout, size), _their_count(processor, size)
         if ours != theirs:
             detail = f"at {size} the installed processor makes {theirs} tokens, the registry {ours}"
             log.warning("family %s is not exact here: %s", layout.family, detail)
             reason = DegradeReason.CONTRACT_MISMATCH
-            return LayoutContract(layout.family, layout.fingerprint, False, reason, detail)
-    return LayoutContract(layout.family, layout.fingerprint, True)
+            return LayoutContract(layout.family, fingerprint, False, reason, detail)
+    return LayoutContract(layout.family, fingerprint, True)
 
 
-def _our_count(layout: ImageLayout, size: ImageSize) -> int | None:
-    try:
-        return layout.num_tokens(size)
-    except SizeRefused:
-        return None
+def _our_count(layout: FamilyLayout, size: ImageSize) -> int | None:
+    plan = layout.try_replacement(size)
+    return None if isinstance(plan, Refusal) else len(plan.ids)
 
 
 def _their_count(processor: Any, size: ImageSize) -> int | None:

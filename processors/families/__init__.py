@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from processors.families import qwen_vl
-from processors.layout import ImageLayout
-from processors.model_files import ModelFiles
+from collections.abc import Callable
 
-__all__ = ["layout_for"]
+from processors.families import qwen2_vl, qwen3_vl
+from processors.families.source import LayoutFiles, Source
+from processors.layout import FamilyLayout, LayoutOptions, LayoutRefused
+
+__all__ = ["LayoutFiles", "find_layout", "layout_for"]
+
+#: One line a family: its layout from a model's files, None for a model of another family.
+_FAMILIES: tuple[Callable[[Source], FamilyLayout | None], ...] = (
+    qwen2_vl.layout,
+    qwen3_vl.layout,
+)
 
 
-def layout_for(files: ModelFiles) -> ImageLayout | None:
-    """The layout of the model's images; None where it is not known exactly."""
-    return qwen_vl.layout_from_files(files)
+def find_layout(files: LayoutFiles, options: LayoutOptions | None = None) -> FamilyLayout | None:
+    """The layout of the model's media; None where the family is not known, or its files leave it open.
+
+    Raises:
+        LayoutRefused: the family is known, and something that its layout needs is missing.
+    """
+    source = Source(files, options or LayoutOptions())
+    found = (layout(source) for layout in _FAMILIES)
+    return next((layout for layout in found if layout is not None), None)
+
+
+def layout_for(files: LayoutFiles, options: LayoutOptions | None = None) -> FamilyLayout | None:
+    """`find_layout`, with None for a refusal too."""
+    try:
+        return find_layout(files, options)
+    except LayoutRefused:
+        return None

@@ -2,99 +2,129 @@
 
 from __future__ import annotations
 
-import json
-from itertools import groupby
-from pathlib import Path
+import hashlib
 from typing import Any
 
 import numpy as np
 import pytest
+from golden import clip_of, count, differences, files, golden, known_layout, qwen, run_lengths, size_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_files import IMAGE_PAD, PREPROCESSORS, tiny_tokenizer
+from tiny_files import tiny_tokenizer
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from processors import ImageLayout, ModelFiles, SizeRefused, layout_for, layout_from_processor
-from processors.families.qwen_vl import image_limits, resized
-from processors.layout import expand
-from sightline_types import ImageSize
+from processors import LayoutRefused, Refusal, layout_for
+from processors.families.evs import retained_tokens
+from processors.families.smart_resize import PatchGrid, pixel_limits, resized
+from processors.layout import Replacement, embed_runs, expand
+from sightline_types import DegradeReason, EmbedRun, ImageSize, Modality, VideoShape
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-
-
-def golden(family: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((GOLDEN / f"{family}.json").read_text())
-    return loaded
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+TIMED = ("qwen3_vl", "qwen3_5")
 
 
-def files(config: dict[str, Any], preprocessor: dict[str, Any] | None = None) -> ModelFiles:
-    return ModelFiles(config, preprocessor or {}, tiny_tokenizer())
+def timed_tokenizer(family: str) -> PreTrainedTokenizerFast:
+    """Just the tokens of a timestamp, with their ids in the family's real vocabulary (its golden file)."""
+    seconds = {"qwen3_vl": 6486, "qwen3_5": 6283}[family]
+    vocabulary = {"<": 27, ".": 13, ">": 29, " seconds": seconds, "?": 0}
+    vocabulary |= {str(digit): 15 + digit for digit in range(10)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(" seconds|."), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def golden_layout(family: str, kwargs: dict[str, Any] | None = None) -> ImageLayout:
-    """The layout of the golden file's own model; `kwargs` as the processor would merge them."""
-    data = golden(family)
-    meta = data["meta"]
-    preprocessor = meta.get("processor_config") or meta["image_processor_config"]
-    config = {"model_type": family, "image_token_id": meta["token_ids"]["image_token_id"]}
-    if kwargs:
-        preprocessor = {**{k: v for k, v in preprocessor.items() if not k.endswith("_pixels")}, **kwargs}
-    layout = layout_for(files(config, preprocessor))
-    assert layout is not None
-    return layout
+# Every row
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_counts_equal_the_real_processors_on_every_row(family: str) -> None:
-    layout, rows = golden_layout(family), golden(family)["image"]
+@pytest.mark.parametrize("family", QWEN)
+def test_pictures_count_as_the_real_processors_count_them(family: str) -> None:
+    rows = golden(family)["image"]
     assert len(rows) > 90
-    for row in rows:
-        size = ImageSize(row["width"], row["height"])
-        if "error" in row:
-            with pytest.raises(SizeRefused, match="aspect ratio"):
-                layout.num_tokens(size)
-        else:
-            assert (size, layout.num_tokens(size)) == (size, row["num_tokens"])
+    assert differences(qwen(family), rows) == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_counts_under_other_limits_equal_the_real_processors_on_every_row(family: str) -> None:
+@pytest.mark.parametrize("family", QWEN)
+def test_processor_kwargs_change_the_counts_as_the_real_processors_do(family: str) -> None:
     for row in golden(family)["image_kwargs"]:
-        layout = golden_layout(family, row["mm_processor_kwargs"])
-        size = ImageSize(row["width"], row["height"])
-        assert (size, layout.num_tokens(size)) == (size, row["num_tokens"])
+        assert differences(qwen(family, processor_kwargs=row["mm_processor_kwargs"]), [row]) == []
 
 
-def test_a_whole_prompt_expands_to_the_engines_ids() -> None:
-    layout, rows = golden_layout("qwen3_vl"), golden("qwen3_vl")["image_full_prompt"]
+@pytest.mark.parametrize("family", ("qwen2_vl", "qwen2_5_vl"))
+def test_flat_clips_count_as_the_real_processors_count_them(family: str) -> None:
+    rows = golden(family)["video"]
+    assert [count(qwen(family), clip_of(row)) for row in rows] == [row["num_tokens"] for row in rows]
+
+
+@pytest.mark.parametrize("section", ("video", "video_timestamps"))
+@pytest.mark.parametrize("family", TIMED)
+def test_timed_clips_are_the_real_processors_ids(family: str, section: str) -> None:
+    layout = qwen(family, timed_tokenizer(family))
+    for row in golden(family)[section]:
+        plan = layout.try_replacement(clip_of(row))
+        if "error" in row:
+            assert isinstance(plan, Refusal) and plan.reason is DegradeReason.VIDEO_REFUSED
+            continue
+        assert isinstance(plan, Replacement)
+        assert run_lengths(plan.ids) == row["replacement_rle"]
+        assert hashlib.sha256(plan.ids.astype("<u4").tobytes()).hexdigest() == row["replacement_sha256_u32le"]
+        assert sum(run.length for run in plan.embeds) == row["num_embed_tokens"]
+
+
+@pytest.mark.parametrize("family", TIMED)
+def test_pruned_clips_are_the_engines_ids(family: str) -> None:
+    rows = [row for row in golden(family)["video"] if "pruned_rle" in row]
     assert rows
     for row in rows:
-        replacement = layout.replacement(ImageSize(row["width"], row["height"]))
-        expansion = expand(row["prompt_ids_unexpanded"], layout.placeholder_id, [replacement])
-        runs = [[key, len(list(run))] for key, run in groupby(expansion.token_ids.tolist())]
-        assert runs == row["expanded_rle"]
+        pruned = qwen(family, timed_tokenizer(family), video_pruning_rate=row["video_pruning_rate"])
+        assert run_lengths(pruned.replacement(clip_of(row)).ids) == row["pruned_rle"]
+
+
+def test_pruning_keeps_as_many_tokens_as_the_engine() -> None:
+    for row in golden("qwen3_vl")["evs_count"]:
+        kept = retained_tokens(row["tokens_per_group"], row["num_groups"], row["video_pruning_rate"])
+        assert kept == row["retained"]
+
+
+@pytest.mark.parametrize("family", TIMED)
+def test_a_whole_prompt_expands_to_the_engines_ids(family: str) -> None:
+    layout, rows = qwen(family), golden(family)["image_full_prompt"]
+    assert rows
+    for row in rows:
+        expansion = layout.expand(row["prompt_ids_unexpanded"], layout.replacements([size_of(row)]))
+        assert run_lengths(expansion.token_ids) == row["expanded_rle"]
         assert [(p.offset, p.length) for p in expansion.placed] == [(row["offset"], row["length"])]
 
 
+# Traps
+
+
 def test_a_slim_picture_may_round_to_nothing_before_the_lower_limit_lifts_it() -> None:
-    assert golden_layout("qwen2_vl").num_tokens(ImageSize(2000, 10)) == 29
+    assert count(qwen("qwen2_vl"), ImageSize(2000, 10)) == 29
 
 
 def test_a_ratio_of_just_200_is_allowed() -> None:
-    layout = golden_layout("qwen2_vl")
-    assert layout.num_tokens(ImageSize(200, 1)) > 0
-    with pytest.raises(SizeRefused):
-        layout.num_tokens(ImageSize(201, 1))
+    layout = qwen("qwen2_vl")
+    assert count(layout, ImageSize(200, 1))
+    refusal = layout.try_replacement(ImageSize(201, 1))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is DegradeReason.SIZE_REFUSED and "201x1" in refusal.detail
 
 
 @settings(deadline=None, max_examples=200)
-@given(width=st.integers(1, 9000), height=st.integers(1, 9000), family=st.sampled_from(FAMILIES))
-def test_a_resized_picture_keeps_the_limits(width: int, height: int, family: str) -> None:
-    size = ImageSize(width, height)
+@given(
+    st.integers(1, 20000),
+    st.integers(1, 20000),
+    st.sampled_from([(28, 3136, 12845056), (32, 65536, 16777216), (28, 3136, 1003520)]),
+)
+def test_resized_sides_are_multiples_within_the_limits(
+    width: int, height: int, limits: tuple[int, int, int]
+) -> None:
     if max(width, height) > 200 * min(width, height):
+        with pytest.raises(LayoutRefused):
+            resized(ImageSize(width, height), *limits)
         return
-    limits = {"qwen3_vl": (32, 65536, 16777216)}.get(family, (28, 3136, 12845056))
-    tall, wide = resized(size, *limits)
+    tall, wide = resized(ImageSize(width, height), *limits)
     factor, least, most = limits
     assert tall % factor == wide % factor == 0
     assert least <= tall * wide
@@ -116,7 +146,18 @@ def test_a_resized_picture_keeps_the_limits(width: int, height: int, family: str
 def test_limits_come_from_size_and_then_from_the_flat_keys(
     preprocessor: dict[str, Any], limits: object
 ) -> None:
-    assert image_limits(preprocessor) == limits
+    assert pixel_limits(preprocessor) == limits
+
+
+def test_a_size_in_the_kwargs_wins_over_flat_limits_of_the_files() -> None:
+    files_say = {"min_pixels": 5, "max_pixels": 7}
+    grid = PatchGrid.read(files_say, {"size": {"shortest_edge": 1, "longest_edge": 2}})
+    assert grid is not None and (grid.min_pixels, grid.max_pixels) == (1, 2)
+    grid = PatchGrid.read(files_say, {"max_pixels": 9})
+    assert grid is not None and (grid.min_pixels, grid.max_pixels) == (5, 9)
+
+
+# Which family
 
 
 @pytest.mark.parametrize(
@@ -124,18 +165,19 @@ def test_limits_come_from_size_and_then_from_the_flat_keys(
     [
         {"model_type": "qwen3_vl", "image_token_id": 9},
         {"model_type": "qwen3_vl_moe", "image_token_id": 9},
+        {"model_type": "qwen3_5_moe", "image_token_id": 9},
         {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "image_token_id": 9},
     ],
 )
 def test_a_family_is_known_by_its_configuration(config: dict[str, Any]) -> None:
     layout = layout_for(files(config))
-    assert layout is not None and layout.placeholder_id == 9
+    assert layout is not None and layout.placeholders[Modality.IMAGE] == 9
 
 
 @pytest.mark.parametrize(
     ("config", "preprocessor"),
     [
-        ({"model_type": "llava", "image_token_id": 9, "_name_or_path": "my/qwen3_vl"}, {}),
+        ({"model_type": "unheard_of", "image_token_id": 9, "_name_or_path": "my/qwen3_vl"}, {}),
         ({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, {}),
         ({"model_type": "qwen3_vl"}, {}),
         ({"model_type": "qwen3_vl", "image_token_id": 9}, {"do_resize": False}),
@@ -149,72 +191,87 @@ def test_what_is_not_known_exactly_has_no_layout(
     assert layout_for(files(config, preprocessor)) is None
 
 
-def test_the_layout_of_an_installed_processor_has_the_files_fingerprint() -> None:
-    config = {"model_type": "qwen3_vl", "image_token_id": IMAGE_PAD}
-    ours = layout_for(files(config, PREPROCESSORS["qwen3_vl"]))
-    theirs = layout_from_processor("qwen3_vl", IMAGE_PAD, 16, 2, 65536, 16777216)
-    assert ours is not None and ours.fingerprint == theirs.fingerprint
-
-
 def test_every_parameter_enters_the_fingerprint() -> None:
-    base = ("qwen3_vl", 9, 16, 2, 65536, 16777216)
-    others = [("qwen2_vl", *base[1:])]
-    others += [(*base[:i], base[i] + 1, *base[i + 1 :]) for i in range(1, 6)]  # type: ignore[operator]
-    prints = {layout_from_processor(*args).fingerprint for args in (base, *others)}  # type: ignore[arg-type]
+    base = {"patch_size": 16, "merge_size": 2, "min_pixels": 65536, "max_pixels": 16777216}
+    config = {"model_type": "qwen3_vl", "image_token_id": 9}
+    models_seen = [files(config, base), files(config | {"model_type": "qwen2_vl"}, base)]
+    models_seen += [files(config | {"image_token_id": 8}, base)]
+    models_seen += [files(config, base | {name: value + 1}) for name, value in base.items()]
+    prints = {known_layout(model).fingerprint({Modality.IMAGE}) for model in models_seen}
     assert len(prints) == 7
 
 
-def test_an_installed_processor_of_another_family_is_refused() -> None:
-    with pytest.raises(ValueError, match="llava"):
-        layout_from_processor("llava", 9, 14, 2, 1, 2)
+def test_a_request_with_clips_has_another_fingerprint_than_one_with_pictures() -> None:
+    layout = qwen("qwen2_vl")
+    pictures, clips = layout.fingerprint({Modality.IMAGE}), layout.fingerprint({Modality.VIDEO})
+    both = layout.fingerprint([Modality.VIDEO, Modality.IMAGE, Modality.VIDEO])
+    assert len({pictures, clips, both}) == 3
+    pruned = qwen("qwen2_5_vl", video_pruning_rate=0.5), qwen("qwen2_5_vl")
+    assert len({layout.fingerprint({Modality.VIDEO}) for layout in pruned}) == 2
+    assert len({layout.fingerprint({Modality.IMAGE}) for layout in pruned}) == 1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.filterwarnings("ignore")  # of importing torchvision, not ours
-def test_the_installed_processor_agrees(family: str) -> None:
-    from transformers import AutoImageProcessor  # noqa: F401  (registers the class)
-    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
-
-    processor = Qwen2VLImageProcessor(**PREPROCESSORS[family])
-    layout = layout_from_processor(
-        family, 9, processor.patch_size, processor.merge_size, *_edges(processor.size)
-    )
-    for width, height in ((1, 1), (42, 70), (2000, 10), (1081, 1923), (6000, 4000), (2232, 8928)):
-        patches = processor.get_number_of_image_patches(height, width, {})
-        assert layout.num_tokens(ImageSize(width, height)) == patches // processor.merge_size**2
+# Clips that are not exact
 
 
-def _edges(size: Any) -> tuple[int, int]:
-    return size["shortest_edge"], size["longest_edge"]
+def test_a_clip_of_unknown_times_is_refused_by_name() -> None:
+    layout = qwen("qwen3_vl", tiny_tokenizer())
+    for clip in (VideoShape(ImageSize(64, 48), 4), VideoShape(ImageSize(64, 48), 4, 25.0, (0, 1))):
+        refusal = layout.try_replacement(clip)
+        assert isinstance(refusal, Refusal) and refusal.reason is DegradeReason.LAYOUT_PARAMETER_MISSING
+
+
+@pytest.mark.parametrize(
+    ("settings_more", "options"),
+    [
+        ({"cap_pixels_per_frame": True}, {}),
+        ({"temporal_patch_size": 4}, {}),
+        ({"do_resize": False}, {}),
+        ({}, {"processor_kwargs": {"fps": 1}}),
+        ({}, {"processor_kwargs": {"videos_kwargs": {"size": {"shortest_edge": 1}}}}),
+    ],
+)
+@pytest.mark.parametrize("family", ("qwen2_vl", "qwen3_vl"))
+def test_a_clip_under_unproven_settings_is_refused_and_pictures_are_not(
+    family: str, settings_more: dict[str, Any], options: dict[str, Any]
+) -> None:
+    meta = golden(family)["meta"]
+    image = meta.get("processor_config") or meta["image_processor_config"]
+    model = files({"model_type": family, **meta["token_ids"]}, image, video=image | settings_more)
+    layout = known_layout(model, **options)
+    refusal = layout.try_replacement(VideoShape(ImageSize(64, 48), 2, 25.0, (0, 1)))
+    assert isinstance(refusal, Refusal) and refusal.reason is DegradeReason.UNSUPPORTED_MODALITY
+    assert count(layout, ImageSize(64, 48))
 
 
 # Expansion of a whole prompt
 
-PAD = 7
+PAD, CLIP_PAD = 7, 8
 
 
 @st.composite
-def prompts(draw: st.DrawFn) -> tuple[list[int], list[np.ndarray | None]]:
+def prompts(draw: st.DrawFn) -> tuple[list[int], list[Replacement | Refusal]]:
     ids = draw(st.lists(st.integers(5, 9), max_size=30))
     lengths = st.one_of(st.none(), st.integers(1, 12))
-    chosen = [draw(lengths) for _ in range(ids.count(PAD))]
-    return ids, [None if n is None else np.full(n, PAD, np.int64) for n in chosen]
+    chosen = [draw(lengths) for token in ids if token in (PAD, CLIP_PAD)]
+    refusal = Refusal(DegradeReason.SIZE_UNKNOWN)
+    return ids, [refusal if n is None else Replacement(np.full(n, PAD, np.int64)) for n in chosen]
 
 
 @settings(deadline=None, max_examples=200)
 @given(prompts())
-def test_expansion_equals_replacing_one_by_one(prompt: tuple[list[int], list[np.ndarray | None]]) -> None:
+def test_expansion_equals_replacing_one_by_one(prompt: tuple[list[int], list[Replacement | Refusal]]) -> None:
     ids, replacements = prompt
-    expansion = expand(ids, PAD, replacements)
+    expansion = expand(ids, (PAD, CLIP_PAD), replacements)
     expected: list[int] = []
     spans, first_left, items = [], None, iter(replacements)
     for token in ids:
-        replacement = next(items) if token == PAD else None
-        if replacement is not None:
-            spans.append((len(expected), len(replacement)))
-            expected += replacement.tolist()
+        item = next(items) if token in (PAD, CLIP_PAD) else None
+        if isinstance(item, Replacement):
+            spans.append((len(expected), len(item.ids)))
+            expected += item.ids.tolist()
             continue
-        if token == PAD and first_left is None:
+        if item is not None and first_left is None:
             first_left = len(expected)
         expected.append(token)
     assert expansion.token_ids.tolist() == expected
@@ -222,7 +279,16 @@ def test_expansion_equals_replacing_one_by_one(prompt: tuple[list[int], list[np.
     assert expansion.exact_until == (len(expected) if first_left is None else first_left)
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_another_number_of_items_than_placeholders_is_an_error(count: int) -> None:
+@pytest.mark.parametrize("items", [0, 2])
+def test_another_number_of_items_than_placeholders_is_an_error(items: int) -> None:
     with pytest.raises(ValueError, match="1 placeholders"):
-        expand([1, PAD, 2], PAD, [None] * count)
+        expand([1, PAD, 2], (PAD,), [Refusal(DegradeReason.SIZE_UNKNOWN)] * items)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(0, 2), max_size=40))
+def test_embed_runs_are_exactly_the_places_of_the_token(ids: list[int]) -> None:
+    runs = embed_runs(np.array(ids, dtype=np.int64), 1)
+    covered = [position for start, length in runs for position in range(start, start + length)]
+    assert covered == [position for position, token in enumerate(ids) if token == 1]
+    assert all(isinstance(run, EmbedRun) and run.length > 0 for run in runs)

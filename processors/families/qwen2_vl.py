@@ -1,0 +1,86 @@
+"""Qwen2-VL and Qwen2.5-VL: one placeholder becomes a run of itself, for pictures and clips alike.
+
+A clip is resized frame by frame with the picture's arithmetic, and two frames make one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from processors.families.evs import retained_tokens
+from processors.families.smart_resize import PatchGrid
+from processors.families.source import Source
+from processors.layout import FamilyLayout, LayoutRefused, Replacement, Shape, run_of
+from sightline_types import DegradeReason, Modality, VideoShape
+
+__all__ = ["Qwen2VLLayout", "layout"]
+
+_ARCHITECTURES = {
+    "Qwen2VLForConditionalGeneration": "qwen2_vl",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
+}
+_FRAMES_PER_GROUP = 2
+# Limits of transformers' Qwen2VLVideoProcessor where its settings are silent.
+_VIDEO_SIZE = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}
+
+
+@dataclass(frozen=True)
+class Qwen2VLLayout(FamilyLayout):
+    """video: None where clips are not laid out exactly. pruning_rate: of Qwen2.5-VL's clips."""
+
+    family: str
+    image_id: int
+    image: PatchGrid
+    video_id: int | None = None
+    video: PatchGrid | None = None
+    pruning_rate: float = 0.0
+
+    @property
+    def placeholders(self) -> Mapping[Modality, int]:
+        tokens = {Modality.IMAGE: self.image_id}
+        return tokens if self.video_id is None else {**tokens, Modality.VIDEO: self.video_id}
+
+    @property
+    def modalities(self) -> frozenset[Modality]:
+        return frozenset(Modality if self.video else {Modality.IMAGE}) - {Modality.AUDIO}
+
+    def parameters(self, modality: Modality) -> Mapping[str, object]:
+        if modality is Modality.IMAGE or self.video is None:
+            return {"id": self.image_id, **self.image.parameters}
+        return {"id": self.video_id, **self.video.parameters, "pruning": self.pruning_rate}
+
+    def replacement(self, shape: Shape) -> Replacement:
+        if not isinstance(shape, VideoShape):
+            return run_of(self.image_id, self.image.num_tokens(shape))
+        assert self.video is not None and self.video_id is not None, "asked for what `modalities` lacks"
+        if shape.num_frames < 1:
+            raise LayoutRefused(DegradeReason.VIDEO_REFUSED, "a clip without frames")
+        groups = -(-shape.num_frames // _FRAMES_PER_GROUP)
+        per_group = self.video.num_tokens(shape.size)
+        if self.pruning_rate:
+            return run_of(self.video_id, retained_tokens(per_group, groups, self.pruning_rate))
+        return run_of(self.video_id, groups * per_group)
+
+
+def layout(source: Source) -> Qwen2VLLayout | None:
+    family = source.named(_ARCHITECTURES)
+    image = PatchGrid.read(source.settings, source.kwargs(Modality.IMAGE)) if family else None
+    if family is None or image is None:
+        return None
+    rate = source.options.video_pruning_rate
+    video_id = source.config.get("video_token_id")
+    video = None if rate and family == "qwen2_vl" else _video(source)
+    return Qwen2VLLayout(
+        family, source.token("image_token_id"), image, video_id, video if video_id else None, rate
+    )
+
+
+def _video(source: Source) -> PatchGrid | None:
+    """None where a per-frame cap, other groups or the request's own settings are in play."""
+    settings = source.files.video_preprocessor or source.settings
+    if settings.get("cap_pixels_per_frame") or source.kwargs(Modality.VIDEO):
+        return None
+    if settings.get("temporal_patch_size", _FRAMES_PER_GROUP) != _FRAMES_PER_GROUP:
+        return None
+    return PatchGrid.read(settings, class_size=_VIDEO_SIZE)
