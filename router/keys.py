@@ -4,7 +4,8 @@
     key[i]  = H(key[i-1] as u64 LE | B tokens as int64 LE | for each extra: media id u64 LE, offset int64 LE)
 
 H is xxh3_64 with seed 0, and a result of 0 becomes 1, so that 0 is never a key. Tokens are hashed as
-int64 because SGLang's pad values reach 2^62. The layout is fixed by tests/data/block_keys.json.
+int64 because SGLang's pad values reach 2^62. The layout is fixed by tests/data/block_keys.json. It is
+computed by `router.compiled_keys` where numba is there, and by `router.plain_keys` where not.
 
 Errors of the router's pure core, all of them `RouterError`:
 
@@ -17,23 +18,66 @@ Errors of the router's pure core, all of them `RouterError`:
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
+from functools import cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from sightline_types import BlockKey, KeyedView, KeyScheme, KeySpec, MediaId, MediaSpan, TokenView
+from router import plain_keys
+from router.compiled import can_compile
+from router.plain_keys import Extras, digest
+from sightline_types import BlockKey, KeyedView, KeyScheme, KeySpec, MediaSpan, TokenView
 
-__all__ = ["SUPPORTED_SCHEMES", "RouterError", "UnsupportedScheme", "block_keys", "chain_key", "root_key"]
+__all__ = [
+    "SUPPORTED_SCHEMES",
+    "RouterError",
+    "UnsupportedScheme",
+    "block_keys",
+    "chain_key",
+    "chain_keys",
+    "root_key",
+    "warm_up",
+]
 
 #: The schemes whose keys this module computes.
 SUPPORTED_SCHEMES = frozenset({KeyScheme.VLLM})
 
 _DOMAIN = "sightline/block-key/1"
-_EXTRA = struct.Struct("<Qq")
-_TOKEN_BYTES = 8
+
+
+class _Chainer(Protocol):
+    """`router.plain_keys` or `router.compiled_keys`."""
+
+    def chain_view(
+        self,
+        root: int,
+        tokens: npt.NDArray[np.int64],
+        block_size: int,
+        num_blocks: int,
+        spans: Sequence[MediaSpan],
+    ) -> tuple[npt.NDArray[np.uint64], tuple[int, ...]]: ...
+
+    def chain_blocks(
+        self, parent: int, tokens: npt.NDArray[np.int64], block_size: int, extras: Sequence[Extras]
+    ) -> npt.NDArray[np.uint64]: ...
+
+    def warm_up(self) -> None: ...
+
+
+@cache
+def _chainer() -> _Chainer:
+    if not can_compile():
+        return plain_keys
+    from router import compiled_keys
+
+    return compiled_keys
+
+
+def warm_up() -> None:
+    """Have the kernels ready now rather than at the first prompt. Idempotent."""
+    _chainer().warm_up()
 
 
 class RouterError(Exception):
@@ -57,19 +101,33 @@ def root_key(scheme: KeyScheme, salt: str = "", lora: str = "") -> BlockKey:
         )
     # A client's salt may hold a lone surrogate (JSON can spell one): it is hashed like any other.
     fields = (text.encode("utf-8", "surrogatepass") for text in (_DOMAIN, scheme.value, salt, lora))
-    return BlockKey(_digest(b"".join(len(data).to_bytes(8, "little") + data for data in fields)))
+    return BlockKey(digest(b"".join(len(data).to_bytes(8, "little") + data for data in fields)))
 
 
-def chain_key(
-    parent: BlockKey, tokens: npt.NDArray[np.int64], extras: Sequence[tuple[MediaId, int]]
-) -> BlockKey:
+def chain_key(parent: BlockKey, tokens: npt.NDArray[np.int64], extras: Extras) -> BlockKey:
     """The key of one block after `parent`.
 
     tokens: shape (B,).
     extras: of each media item that touches the block, in order: its id, and the position of its first
         token from the block's start (negative when it began in an earlier block).
     """
-    return BlockKey(_chain(parent, np.ascontiguousarray(tokens, dtype="<i8").tobytes(), _pack(extras)))
+    return BlockKey(int(plain_keys.chain_blocks(parent, tokens, len(tokens), [extras])[0]))
+
+
+def chain_keys(
+    parent: BlockKey, tokens: npt.NDArray[np.int64], extras: Sequence[Extras] = ()
+) -> npt.NDArray[np.uint64]:
+    """The keys of consecutive blocks after `parent`, in one call: shape (N,), uint64.
+
+    tokens: shape (N, B).
+    extras: of each block, as for `chain_key`; of length N, or empty where no block has any.
+
+    Raises:
+        ValueError: `tokens` is not of two dimensions, or `extras` of another length.
+    """
+    if tokens.ndim != 2 or len(extras) not in (0, len(tokens)):
+        raise ValueError(f"tokens of shape (N, B) and N extras, got {tokens.shape} and {len(extras)}")
+    return _chainer().chain_blocks(parent, tokens, tokens.shape[1], extras or [()] * len(tokens))
 
 
 def block_keys(view: TokenView, spec: KeySpec, *, salt: str = "", lora: str = "") -> KeyedView:
@@ -84,43 +142,10 @@ def block_keys(view: TokenView, spec: KeySpec, *, salt: str = "", lora: str = ""
         raise ValueError(f"a block has at least one token, got block_size={size}")
     exact = max(0, min(view.exact_until, len(view)))
     num_blocks = exact // size
-    extras = _extras_by_block(view.spans, size, num_blocks)
-    tokens = view.token_ids[: num_blocks * size].astype("<i8", copy=False).tobytes()
-    keys = _chain_all(root_key(spec.scheme, salt, lora), memoryview(tokens), size * _TOKEN_BYTES, extras)
+    root = root_key(spec.scheme, salt, lora)
+    keys, media_blocks = _chainer().chain_view(root, view.token_ids, size, num_blocks, view.spans)
     return KeyedView(
-        keys=np.array(keys, dtype="<u8").tobytes(),
-        media_blocks=tuple(sorted(extras)),
+        keys=keys.astype("<u8", copy=False).tobytes(),
+        media_blocks=media_blocks,
         media_ends=tuple((span.end, span.length) for span in view.spans if span.end <= exact),
     )
-
-
-def _chain_all(root: BlockKey, tokens: memoryview, stride: int, extras: dict[int, bytes]) -> list[int]:
-    keys: list[int] = []
-    key: int = root
-    for block, start in enumerate(range(0, len(tokens), stride)):
-        key = _chain(key, tokens[start : start + stride], extras.get(block, b""))
-        keys.append(key)
-    return keys
-
-
-def _extras_by_block(spans: Sequence[MediaSpan], block_size: int, num_blocks: int) -> dict[int, bytes]:
-    """Packed extras of the first `num_blocks` blocks; a block that no span touches has no entry."""
-    extras: dict[int, bytes] = {}
-    for span in spans:
-        first, last = span.offset // block_size, (span.end - 1) // block_size
-        for block in range(first, min(last + 1, num_blocks)):
-            packed = _EXTRA.pack(span.media_id.value, span.offset - block * block_size)
-            extras[block] = extras.get(block, b"") + packed
-    return extras
-
-
-def _pack(extras: Sequence[tuple[MediaId, int]]) -> bytes:
-    return b"".join(_EXTRA.pack(media_id.value, offset) for media_id, offset in extras)
-
-
-def _chain(parent: int, tokens: bytes | memoryview, extras: bytes) -> int:
-    return _digest(b"".join((parent.to_bytes(8, "little"), tokens, extras)))
-
-
-def _digest(data: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(data) or 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from router import keys
 from router.active import ActiveBlocks, PlainActiveBlocks
 from router.index import BlockIndex
 from router.plain_index import PlainIndex
@@ -20,3 +21,4 @@ def make_active_blocks() -> ActiveBlocks:
 
 def warm_up() -> None:
     """Have everything compiled now rather than at the first request. Idempotent."""
+    keys.warm_up()

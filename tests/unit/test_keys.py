@@ -12,7 +12,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.keys import UnsupportedScheme, block_keys, chain_key, root_key
+from router import compiled_keys, plain_keys
+from router.keys import UnsupportedScheme, block_keys, chain_key, chain_keys, root_key
 from sightline_types import KeyScheme, KeySpec, MediaId, MediaSpan, TokenView
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "block_keys.json").read_text())
@@ -209,7 +210,62 @@ def test_an_image_one_token_longer_changes_the_keys_from_where_they_part():
 def test_a_digest_of_zero_becomes_one(monkeypatch):
     monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda data: 0)
     assert root_key(KeyScheme.VLLM) == 1
-    assert keys_of(view_of(8)) == [1, 1]
+    assert chain_key(root_key(KeyScheme.VLLM), np.arange(4), []) == 1
+
+
+@settings(deadline=None, max_examples=80)
+@given(view=views(), size=st.integers(1, 9), root=st.integers(1, 2**64 - 1))
+def test_compiled_and_plain_chains_are_one(view, size, root):
+    num_blocks = len(view) // size
+    plain, compiled = (
+        module.chain_view(root, view.token_ids, size, num_blocks, view.spans)
+        for module in (plain_keys, compiled_keys)
+    )
+    assert plain[0].tolist() == compiled[0].tolist()
+    assert plain[1] == compiled[1]
+
+
+@settings(deadline=None, max_examples=80)
+@given(num_words=st.integers(2, 375), seed=st.integers(0, 2**32))
+def test_the_compiled_hash_is_xxh3_at_every_length(num_words, seed):
+    words = np.random.default_rng(seed).integers(-(2**63), 2**63, num_words, dtype=np.int64)
+    parent, tokens = int(words[0]) % 2**64, words[1:]
+    (key,) = compiled_keys.chain_blocks(parent, tokens, num_words - 1, [()])
+    assert int(key) == xxhash.xxh3_64_intdigest(words.astype("<i8").tobytes())
+
+
+@pytest.mark.parametrize("num_words", [2, 3, 4, 5, 8, 9, 12, 13, 16, 17, 30, 31, 128, 129, 130, 257, 375])
+def test_the_compiled_hash_is_xxh3_at_the_borders_of_its_length_classes(num_words):
+    tokens = np.arange(1, num_words, dtype=np.int64) << 40
+    (key,) = compiled_keys.chain_blocks(7, tokens, num_words - 1, [()])
+    assert int(key) == xxhash.xxh3_64_intdigest((7).to_bytes(8, "little") + tokens.tobytes())
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    extras=st.lists(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(-(2**40), 2**40)), max_size=3)),
+    size=st.integers(1, 5),
+)
+def test_event_blocks_chained_at_once_are_those_chained_one_by_one(extras, size):
+    tokens = np.arange(len(extras) * size, dtype=np.int64).reshape(len(extras), size)
+    named = [[(MediaId(media), offset) for media, offset in own] for own in extras]
+    parent, one_by_one = root_key(KeyScheme.VLLM), []
+    for block, own in zip(tokens, named, strict=True):
+        parent = chain_key(parent, block, own)
+        one_by_one.append(parent)
+    assert chain_keys(root_key(KeyScheme.VLLM), tokens, named).tolist() == one_by_one
+
+
+def test_event_blocks_without_media_need_no_extras():
+    tokens = np.arange(8).reshape(2, 4)
+    root = root_key(KeyScheme.VLLM)
+    assert chain_keys(root, tokens).tolist() == keys_of(TokenView(tokens.reshape(-1), (), 8))
+
+
+@pytest.mark.parametrize("extras", [[[]], [[]] * 3])
+def test_event_blocks_and_extras_of_other_numbers_are_refused(extras):
+    with pytest.raises(ValueError, match=r"\(2, 4\) and \d"):
+        chain_keys(root_key(KeyScheme.VLLM), np.arange(8).reshape(2, 4), extras)
 
 
 def test_a_scheme_that_is_not_computed_is_refused_by_name():
