@@ -57,9 +57,12 @@ def _plans(
 ) -> Sequence[Replacement | Refusal]:
     if layout is None:
         return [Refusal(DegradeReason.UNSUPPORTED_FAMILY)] * len(items)
-    plans = layout.replacements([item.shape for item in items])
+    shapes = [item.shape for item in items]
+    plans = layout.replacements(shapes)
     if has_processor_kwargs:
         return [_inexact(plan, DegradeReason.MM_PROCESSOR_KWARGS) for plan in plans]
+    if layout.holds_only_cold(shapes):
+        return [_inexact(plan, DegradeReason.MEDIA_MIX) for plan in plans]
     return plans
 
 

@@ -145,6 +145,14 @@ class FamilyLayout(ABC):
         """What each item of a request becomes, in prompt order; None is an item of unknown shape."""
         return tuple(self.try_replacement(shape) for shape in shapes)
 
+    def holds_only_cold(self, shapes: Sequence[Shape | None]) -> bool:
+        """Whether `replacements` is right only while the engine's processor cache holds none of the items.
+
+        Where items share a budget, vLLM shares it among those that it processes together, and leaves out
+        those that it knows.
+        """
+        return False
+
     def try_replacement(self, shape: Shape | None) -> Replacement | Refusal:
         """One item on its own, refusals included."""
         if shape is None:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from processors.families import qwen2_vl, qwen3_vl
+from processors.families import (
+    kimi,
+    llama4,
+    llava,
+    llava_next,
+    nemotron_omni,
+    phi3_v,
+    pixtral,
+    qwen2_vl,
+    qwen3_vl,
+)
 from processors.families.source import LayoutFiles, Source
 from processors.layout import FamilyLayout, LayoutOptions, LayoutRefused
 
@@ -14,6 +24,13 @@ __all__ = ["LayoutFiles", "find_layout", "layout_for"]
 _FAMILIES: tuple[Callable[[Source], FamilyLayout | None], ...] = (
     qwen2_vl.layout,
     qwen3_vl.layout,
+    llava.layout,
+    llava_next.layout,
+    llama4.layout,
+    kimi.layout,
+    phi3_v.layout,
+    pixtral.layout,
+    nemotron_omni.layout,
 )
 
 

@@ -66,12 +66,12 @@ class Source:
         return flat | (dict(nested) if isinstance(nested, Mapping) else {})
 
     def named(self, families: Mapping[str, str]) -> str | None:
-        """The family by config.json's model_type, and without one by its first known architecture.
+        """The family by config.json's model_type, and failing that by its first known architecture.
 
         families: architecture to model_type.
         """
-        if self.model_type:
-            return self.model_type if self.model_type in families.values() else None
+        if self.model_type in families.values():
+            return self.model_type
         architectures = self.config.get("architectures") or ()
         return next((families[name] for name in architectures if name in families), None)
 

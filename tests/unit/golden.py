@@ -74,3 +74,18 @@ def differences(layout: FamilyLayout, rows: list[dict[str, Any]]) -> list[tuple[
     """Rows of pictures whose count is another than the real processor's."""
     pairs = [(row, count(layout, size_of(row))) for row in rows]
     return [(row, ours) for row, ours in pairs if ours != (None if "error" in row else row["num_tokens"])]
+
+
+def vocabulary(tokens: dict[str, int], bos_token: str | None = None) -> PreTrainedTokenizerBase:
+    """A tokenizer with just these special tokens at their real ids; other text is one token a character."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    taken = set(tokens.values())
+    free = (i for i in range(400, 1000) if i not in taken)
+    letters = {chr(code): next(free) for code in (10, *range(32, 127))}
+    tokenizer = Tokenizer(models.WordLevel({"?": 399, **letters, **tokens}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in tokens])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos_token)
