@@ -175,6 +175,7 @@ def ingress_config(settings: Settings) -> IngressConfig:
         enable_multimodal=settings.enable_multimodal,
         body_limit_bytes=settings.body_limit_bytes,
         request_timeout_s=settings.request_timeout_s,
+        token_cache_bytes=settings.token_cache_bytes,
         tenant_header=settings.tenant_header,
         tenant_secret=settings.tenant_secret,
         media=settings.media,

@@ -131,6 +131,12 @@ class Settings(BaseModel):
     body_limit_bytes: int = Field(
         64 << 20, ge=1, description="Bytes of the longest request body (data: URLs included); beyond it: 413."
     )
+    token_cache_bytes: int = Field(
+        64 << 20,
+        ge=0,
+        description="Bytes of texts and their token ids that an ingress replica keeps, so that a conversation is "
+        "tokenized only where it is new. 0: none.",
+    )
     tenant_header: str | None = Field(
         None,
         min_length=1,

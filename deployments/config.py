@@ -55,6 +55,7 @@ class IngressConfig:
     enable_multimodal: bool = False
     body_limit_bytes: int = 64 << 20
     request_timeout_s: float = 3600.0
+    token_cache_bytes: int = 64 << 20
     tenant_header: str | None = None
     tenant_secret: str | None = None
     media: MediaConfig = field(default_factory=MediaConfig)

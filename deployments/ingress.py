@@ -69,6 +69,7 @@ class Ingress:
             enable_multimodal=config.enable_multimodal,
             fetcher=fetcher,
             executor=self._executor,
+            token_cache_bytes=config.token_cache_bytes,
         )
         self._link = ActorLink(finder(router))
         self._link.start()
@@ -239,6 +240,7 @@ class Ingress:
                     "router": stats,
                     "router_restarts": restarts,
                     "degraded_here": self._degraded.counts,
+                    "token_cache_here": self._prompts.token_cache_stats,
                 }
             )
         )

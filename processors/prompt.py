@@ -20,6 +20,7 @@ from processors.messages import parse_messages
 from processors.model_files import ModelFiles
 from processors.processor_kwargs import check_processor_kwargs
 from processors.template import ChatTemplate
+from processors.token_cache import TokenCacheStats
 from sightline_types import Modality, PreparedPrompt
 
 __all__ = ["PromptBuilder"]
@@ -31,6 +32,7 @@ class PromptBuilder:
     """Makes chat requests ready for one model.
 
     executor: where blocking work runs; None is the event loop's own. clock: seconds since the epoch.
+    token_cache_bytes: for the token ids of parts of prompts that come again.
     """
 
     def __init__(
@@ -42,13 +44,14 @@ class PromptBuilder:
         fetcher: Fetcher,
         clock: Callable[[], float] = time.time,
         executor: Executor | None = None,
+        token_cache_bytes: int = 64 << 20,
     ) -> None:
         self._files = files
         self._media = media
         self._enable_multimodal = enable_multimodal
         self._fetcher = fetcher
         self._executor = executor
-        self._template = ChatTemplate(files.tokenizer)
+        self._template = ChatTemplate(files.tokenizer, files.media_token_ids, cache_bytes=token_cache_bytes)
         self._layout = layout_for(files)
         self._placeholder_ids = _placeholder_ids(files, self._layout)
         self._items = ItemMaker(media, fetcher, self._off_loop, clock)
@@ -89,12 +92,17 @@ class PromptBuilder:
             has_processor_kwargs=bool(mm_processor_kwargs),
         )
 
+    @property
+    def token_cache_stats(self) -> TokenCacheStats:
+        return self._template.cache_stats
+
     async def aclose(self) -> None:
         """Closes the fetcher, too."""
         await self._fetcher.aclose()
 
     def _check_placeholders(self, token_ids: Sequence[int], num_media: int) -> None:
-        """A placeholder that a user wrote as text would be taken for an image, by the engine as well.
+        """A client's text holds no placeholder (`ChatTemplate`), but a template may write more or fewer
+        than there are items, and a tokenizer without special tokens cannot tell them from text.
 
         Raises:
             RequestError: 400, naming the token.

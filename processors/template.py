@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
+from processors.encoder import Encoded, PromptEncoder
 from processors.errors import RequestError
 from processors.messages import Conversation
+from processors.special_tokens import SpecialTokens, map_texts, texts_of, unused_mark
+from processors.token_cache import TokenCache, TokenCacheStats
 
 __all__ = ["ChatTemplate", "TokenizedChat"]
 
@@ -37,11 +40,46 @@ class TokenizedChat:
     first_turn_tokens: int = 0
 
 
-class ChatTemplate:
-    """Safe to use from several threads: nothing changes after construction."""
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a client's own words are in: everything that a template renders."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    conversation: Conversation
+    tools: Sequence[Mapping[str, Any]] | None
+    template_kwargs: Mapping[str, Any]
+
+    @property
+    def texts(self) -> list[str]:
+        return list(
+            texts_of([self.conversation.messages, list(self.tools or ()), dict(self.template_kwargs)])
+        )
+
+    def map(self, function: Callable[[str], str]) -> _Request:
+        messages = tuple(map_texts(self.conversation.messages, function))
+        tools = map_texts(self.tools, function) if self.tools else self.tools
+        kwargs = map_texts(dict(self.template_kwargs), function)
+        return _Request(Conversation(messages, self.conversation.media), tools, kwargs)
+
+
+class ChatTemplate:
+    """Safe to use from several threads: nothing but its cache changes after construction.
+
+    media_token_ids: tokens that stand for media; with the special tokens, they count only where the
+        template wrote them: in a client's text they are plain text.
+    cache_bytes: for the ids of parts that come again.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        media_token_ids: Sequence[int] = (),
+        *,
+        cache_bytes: int = 64 << 20,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._specials = SpecialTokens.of(tokenizer, media_token_ids)
+        self._cache = TokenCache(cache_bytes)
+        self._encoder = PromptEncoder(tokenizer, self._specials, self._cache)
         source = str(tokenizer.chat_template or "")
         self._knows_developer = "'developer'" in source or '"developer"' in source
         self._takes_parts = self._renders_parts()
@@ -78,7 +116,11 @@ class ChatTemplate:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a rendered prompt. The template has written its special tokens itself."""
-        return list(self._encoding(text)["input_ids"])
+        return list(self._encoder.encode(text).ids)
+
+    @property
+    def cache_stats(self) -> TokenCacheStats:
+        return self._cache.stats
 
     def tokenize(
         self,
@@ -88,35 +130,59 @@ class ChatTemplate:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> TokenizedChat:
-        """`render`, then `encode`, and the end of the first user turn.
+        """`render`, then encode, and the end of the first user turn.
 
         Raises:
-            RequestError: as `render`, or 400 for text that is not Unicode.
+            RequestError: as `render`; or 400 for text that is not Unicode, and for special tokens in a
+                client's text where they cannot be told from the template's own.
         """
-        shared: dict[str, Any] = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
-        text = self.render(conversation, add_generation_prompt=add_generation_prompt, **shared)
-        encoding = self._encoding(text)
-        ids = tuple(encoding["input_ids"])
-        end = self._first_turn_end(conversation, text, shared)
-        if end == 0 or not self._tokenizer.is_fast:
-            return TokenizedChat(ids)
-        token = encoding.char_to_token(end) if end < len(text) else len(ids)
-        return TokenizedChat(ids, token or 0)
+        request = _Request(conversation, tools, chat_template_kwargs or {})
+        texts = request.texts
+        if any(self._specials.would_mark(text) for text in texts):
+            encoded = self._tokenize_marked(request, texts, add_generation_prompt)
+        else:
+            text = self._render(request, add_generation_prompt)
+            encoded = self._encoder.encode(text, self._first_turn_end(request, text))
+        return TokenizedChat(encoded.ids, encoded.first)
 
-    def _encoding(self, text: str) -> Any:
-        try:
-            return self._tokenizer(text, add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(f"the messages are not valid Unicode: {error}", param="messages") from error
+    def _tokenize_marked(
+        self, request: _Request, texts: Sequence[str], add_generation_prompt: bool
+    ) -> Encoded:
+        """What a client wrote stays plain text: a mark within it, that goes again before encoding, keeps it
+        from being taken for the template's.
 
-    def _first_turn_end(self, conversation: Conversation, text: str, shared: dict[str, Any]) -> int:
+        Raises:
+            RequestError: 400 where the template makes something else of marked text.
+        """
+        mark = unused_mark([*texts, str(self._tokenizer.chat_template)])
+        text = self._render(request, add_generation_prompt)
+        if mark is not None:
+            marked_request = request.map(lambda one: self._specials.marked(one, mark))
+            marked = self._render(marked_request, add_generation_prompt)
+            if marked.replace(mark, "") == text:
+                end = self._first_turn_end(marked_request, marked)
+                return self._encoder.encode_marked(marked, mark, end)
+        name = self._specials.first_guarded(texts)
+        message = f"the messages hold {name}, which the chat template does not keep as text; leave it out"
+        raise RequestError(message, param="messages", code="special_token")
+
+    def _render(self, request: _Request, add_generation_prompt: bool) -> str:
+        return self.render(
+            request.conversation,
+            tools=request.tools,
+            chat_template_kwargs=request.template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def _first_turn_end(self, request: _Request, text: str) -> int:
         """Characters up to there, found by rendering a second time, which is cheap beside encoding."""
-        roles = [message["role"] for message in conversation.messages]
+        messages = request.conversation.messages
+        roles = [message["role"] for message in messages]
         if "user" not in roles:
             return 0
-        start = Conversation(conversation.messages[: roles.index("user") + 1])
+        start = Conversation(messages[: roles.index("user") + 1])
         try:
-            prefix = self.render(start, add_generation_prompt=False, **shared)
+            prefix = self._render(_Request(start, request.tools, request.template_kwargs), False)
         except RequestError:
             return 0
         return len(prefix) if text.startswith(prefix) else 0

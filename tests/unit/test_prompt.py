@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from origin_server import Answer, Origin, origin
 from picture_files import corpus, encoded, picture
-from tiny_files import IMAGE_PAD, TEMPLATE, tiny_folder
+from tiny_files import IMAGE_PAD, TEMPLATE, VIDEO_PAD, tiny_folder
 
 from processors import (
     Fetcher,
@@ -316,10 +316,20 @@ async def refusal(work: Awaitable[PreparedPrompt]) -> RequestError:
 @pytest.mark.parametrize(
     "parts", [("a <|image_pad|> b",), ("a <|image_pad|> b", SMALL), ("a <|video_pad|>", SMALL)]
 )
-async def test_a_placeholder_written_as_text_is_refused_by_name(builders: Builders, parts: Any) -> None:
-    error = await refusal(builders().prepare(ask(*parts)))
+async def test_a_placeholder_written_as_text_is_text(builders: Builders, parts: Any) -> None:
+    prompt = await builders().prepare(ask(*parts))
+    assert prompt.is_exact
+    assert (pads(prompt), prompt.token_ids.count(VIDEO_PAD)) == (len(parts) - 1, 0)
+
+
+async def test_a_template_that_writes_another_number_of_placeholders_is_named(
+    tmp_path: Path, builders: Builders
+) -> None:
+    twice = TEMPLATE.replace("<|image_pad|>", "<|image_pad|><|image_pad|>")
+    folder = tiny_folder(tmp_path / "twice", "qwen2_vl", template=twice)
+    error = await refusal(builders(folder).prepare(ask(SMALL)))
     assert (error.status, error.code) == (400, "placeholder_mismatch")
-    assert "_pad|>" in error.message
+    assert "<|image_pad|>" in error.message
 
 
 async def test_the_failing_part_is_named(builders: Builders, server: Origin) -> None:
