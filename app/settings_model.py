@@ -134,7 +134,7 @@ class Settings(BaseModel):
     token_cache_bytes: int = Field(
         64 << 20,
         ge=0,
-        description="Bytes of texts and their token ids that an ingress replica keeps, so that a conversation is "
+        description="Bytes of texts and their token ids that an ingress replica keeps: a conversation is "
         "tokenized only where it is new. 0: none.",
     )
     tenant_header: str | None = Field(

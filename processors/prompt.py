@@ -51,9 +51,10 @@ class PromptBuilder:
         self._enable_multimodal = enable_multimodal
         self._fetcher = fetcher
         self._executor = executor
-        self._template = ChatTemplate(files.tokenizer, files.media_token_ids, cache_bytes=token_cache_bytes)
         self._layout = layout_for(files)
         self._placeholder_ids = _placeholder_ids(files, self._layout)
+        media_tokens = [*files.media_token_ids, *self._placeholder_ids]
+        self._template = ChatTemplate(files.tokenizer, media_tokens, cache_bytes=token_cache_bytes)
         self._items = ItemMaker(media, fetcher, self._off_loop, clock)
 
     async def prepare(
