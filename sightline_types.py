@@ -31,6 +31,7 @@ __all__ = [
     "KeyScheme",
     "KeySpec",
     "KeyedView",
+    "KvGroup",
     "LayoutContract",
     "LifecycleEvent",
     "LifecycleKind",
@@ -489,11 +490,28 @@ class LayoutContract:
 
 
 @dataclass(frozen=True, slots=True)
+class KvGroup:
+    """One KV cache group of an engine.
+
+    kind: as vLLM names it: full_attention, sliding_window, chunked_local_attention, mamba, ...
+    block_size: tokens; 0 is the contract's own.
+    window: tokens that a sliding window or an attention chunk spans; 0 where the kind has none.
+    index: the engine's own number of the group, as its events carry it.
+    """
+
+    kind: str
+    block_size: int = 0
+    window: int = 0
+    index: int = DEFAULT_GROUP
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerContract:
     """What a worker promises at registration; keys and views are built for it.
 
     publishes_events: False puts the worker in approximate mode (`kv_events_off`).
-    kv_groups: kind of each KV cache group, in order, e.g. ("full_attention",).
+    kv_groups: the KV cache groups, one with full attention first where there is any: a `Tier` numbers them
+        by their place here. `block_size` divides the block size of each.
     kv_capacity_tokens: 0 where unknown.
     """
 
@@ -504,7 +522,7 @@ class WorkerContract:
     model: str
     max_model_len: int
     publishes_events: bool = True
-    kv_groups: tuple[str, ...] = ("full_attention",)
+    kv_groups: tuple[KvGroup, ...] = (KvGroup("full_attention"),)
     layouts: tuple[LayoutContract, ...] = ()
     drops_last_matched_block: bool = False
     kv_capacity_tokens: int = 0
@@ -516,7 +534,7 @@ class WorkerContract:
 
 
 class Tier(NamedTuple):
-    """Where a block lies: its KV cache group and its medium ("GPU", "CPU", ...)."""
+    """Where a block lies: its KV cache group (its place in the contract) and its medium ("GPU", ...)."""
 
     group: int = DEFAULT_GROUP
     medium: str = "GPU"

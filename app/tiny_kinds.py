@@ -15,6 +15,8 @@ Json = dict[str, Any]
 _HIDDEN = 64
 # Of the CPU attention backend's head sizes (32, 64, 80, ...) the smallest.
 _HEAD_DIM = 32
+# Of the CPU's linear attention kernel.
+_LINEAR_HEAD_DIM = 64
 _MERGE = 2
 # Per image, after merging 2 x 2 patches.
 _MIN_MERGED_PATCHES, _MAX_MERGED_PATCHES = 4, 1280
@@ -160,7 +162,33 @@ def _qwen3_vl() -> Json:
     )
 
 
+def _qwen3_5() -> Json:
+    """Linear attention, then full attention: two kinds of KV cache groups."""
+    rope = {"mrope_interleaved": True, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
+    text = _text_config(1e7, head_dim=_HEAD_DIM, rms_norm_eps=1e-6, rope=rope)
+    text |= {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": _LINEAR_HEAD_DIM,
+        "linear_value_head_dim": _LINEAR_HEAD_DIM,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 1,
+    }
+    vision = _qwen3_vl()["vision_config"] | {"deepstack_visual_indexes": []}
+    return _config(text, vision)
+
+
 TINY_KINDS = {
+    "qwen3_5": TinyKind(
+        model_class="Qwen3_5ForConditionalGeneration",
+        config=_qwen3_5,
+        patch_size=16,
+        mean=_HALF,
+        std=_HALF,
+        processor="Qwen3VLProcessor",
+        video_processor="Qwen3VLVideoProcessor",
+        size_as_pixels=False,
+    ),
     "qwen3_vl": TinyKind(
         model_class="Qwen3VLForConditionalGeneration",
         config=_qwen3_vl,

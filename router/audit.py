@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from router.keys import SUPPORTED_SCHEMES, RouterError
-from router.usable import PLAIN_GROUPS
+from router.kv_groups import bad_groups, is_predictable
 from sightline_types import (
     Decision,
     DecisionId,
@@ -147,8 +147,9 @@ def check_contract(msg: WorkerPush) -> WorkerContract:
             f"worker {msg.worker}: key scheme {contract.scheme!r} is not supported; supported: "
             + ", ".join(sorted(SUPPORTED_SCHEMES))
         )
-    if not contract.kv_groups:
-        raise ContractRefused(f"worker {msg.worker}: kv_groups is empty; it names each KV cache group's kind")
+    wrong = bad_groups(contract)
+    if wrong is not None:
+        raise ContractRefused(f"worker {msg.worker}: {wrong}")
     return contract
 
 
@@ -157,7 +158,7 @@ def worker_reasons(contract: WorkerContract, audit: AuditCounters) -> tuple[Degr
     reasons = [layout.reason for layout in contract.layouts if layout.reason is not None]
     if not contract.publishes_events:
         reasons.append(DegradeReason.KV_EVENTS_OFF)
-    if contract.kv_groups != PLAIN_GROUPS:
+    if not is_predictable(contract):
         reasons.append(DegradeReason.KV_CACHE_GROUPS)
     if audit.distrusted:
         reasons.append(DegradeReason.LENGTH_DISTRUST)
@@ -177,7 +178,7 @@ def _family(contract: WorkerContract, layout: LayoutContract, audit: AuditCounte
         reason = DegradeReason.LENGTH_DISTRUST
     elif not contract.publishes_events:
         reason = DegradeReason.KV_EVENTS_OFF
-    elif contract.kv_groups != PLAIN_GROUPS:
+    elif not is_predictable(contract):
         reason = DegradeReason.KV_CACHE_GROUPS
     return FamilyStatus(
         family=layout.family,

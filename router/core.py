@@ -26,6 +26,7 @@ from router.cost import Rates, encode_tokens_left, score
 from router.credit import credit
 from router.index import Leading
 from router.keys import RouterError
+from router.kv_groups import cached_tokens, is_plain
 from router.load import LoadBook, WorkerLoad
 from router.policies import make_policy
 from router.receipts import Outcome, Receipt, ReceiptRing
@@ -286,7 +287,29 @@ class RouterCore:
     ) -> dict[KeySpec, dict[WorkerId, Leading]]:
         specs = {self._spec(worker) for worker in workers}
         views = {spec: query.views.get(spec) for spec in specs}
-        return {s: self._index.leading(v.key_array()) if v is not None else {} for s, v in views.items()}
+        found = {s: self._index.leading(v.key_array()) if v is not None else {} for s, v in views.items()}
+        for worker in workers:
+            contract = self._workers[worker].contract
+            if not is_plain(contract) and worker in found[contract.spec]:
+                found[contract.spec][worker] = self._leading_of_groups(query, worker, contract)
+        return found
+
+    def _leading_of_groups(self, query: RouteQuery, worker: WorkerId, contract: WorkerContract) -> Leading:
+        """Where several cache groups decide, what they accept stands for the leading run."""
+        view, slot = query.views[contract.spec], self._index.slot_of(worker)
+        distrusted = self._audit.would_distrust(worker, query.layout)
+        limit = min(
+            credit(contract, query, distrusted=distrusted).max_blocks,
+            (query.num_tokens - 1) // contract.block_size,
+        )
+        if slot is None or limit <= 0:
+            return Leading()
+        keys = view.key_array()[:limit]
+        presence = [self._index.presence(keys, group)[slot] for group in range(len(contract.kv_groups))]
+        held = cached_tokens(contract, presence, limit * contract.block_size) // contract.block_size
+        match = self._index.match(keys)
+        is_coming = match.expected[slot] > match.held[slot]
+        return Leading(held, max(held, int(match.expected[slot])) if is_coming else held)
 
     def _score(
         self, query: RouteQuery, worker: WorkerId, leading: Mapping[WorkerId, Leading]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.usable import PLAIN_GROUPS
+from router.kv_groups import is_predictable
 from sightline_types import DegradeReason, RouteQuery, WorkerContract
 
 __all__ = ["Credit", "credit"]
@@ -26,7 +26,7 @@ def credit(contract: WorkerContract, query: RouteQuery, *, distrusted: bool) -> 
     view = query.views.get(contract.spec)
     if view is None:
         return Credit(0, (DegradeReason.CONTRACT_MISSING,))
-    if contract.kv_groups != PLAIN_GROUPS:
+    if not is_predictable(contract):
         return Credit(0, (DegradeReason.KV_CACHE_GROUPS,))
     num_keys = len(view.keys) // 8
     if query.layout is None:

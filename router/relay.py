@@ -90,7 +90,9 @@ class EventRelay:
         self._load = load
         self._clock = clock
         self._on_lost = on_lost
-        self._residency = Residency(contract.spec, counts=contract.scheme is not KeyScheme.SGLANG)
+        self._residency = Residency(
+            contract.spec, counts=contract.scheme is not KeyScheme.SGLANG, groups=contract.kv_groups
+        )
         self._subscription = self._subscribe(source)
         self._is_partial = False
         self._lifecycle = LifecycleQueue()

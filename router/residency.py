@@ -7,18 +7,32 @@ keys are counted too. Only a key's first store and its last removal are a change
 
 A block is *held without credit* where its key cannot be known: it is counted, so that its removal is
 understood, but it is in no delta, and nor are the blocks after it.
+
+An engine hash names a prefix, whichever cache group holds its last block (vLLM 0.32 hashes once for all
+groups). So a key that one group's event tells is every group's: a Mamba group stores the state of a
+chunk's last block only, with tokens that do not tell which block it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from router.events import AllCleared, BlockRemoved, BlockStored, EngineHash, KVEvent, UnknownEvent
+from router.events import (
+    AllCleared,
+    BlockExtras,
+    BlockRemoved,
+    BlockStored,
+    EngineHash,
+    KVEvent,
+    UnknownEvent,
+)
 from router.keys import chain_key, root_key
-from sightline_types import BlockKey, KeySpec, Tier, TierDelta
+from router.usable import PLAIN_GROUPS
+from sightline_types import BlockKey, KeySpec, KvGroup, Tier, TierDelta
 
 __all__ = ["Residency", "ResidencyFaults"]
 
@@ -33,7 +47,7 @@ class ResidencyFaults:
     unknown_removals: of blocks not held.
     orphans: blocks whose parent was not known when they came.
     dropped_orphans: of these, held without credit because too many waited.
-    other_block_sizes: blocks whose size is not the contract's, held without credit.
+    other_block_sizes: blocks whose size is not that of their group in the contract, held without credit.
     without_credit: all other blocks held without credit.
     unknown_events: of a kind that this version does not know.
     """
@@ -92,15 +106,21 @@ class _TierState:
 class Residency:
     """The blocks of one engine, by tier.
 
-    spec: the keys that are made; an event with another block size earns no credit.
+    spec: the keys that are made, one per `spec.block_size` tokens.
     counts: whether the engine removes a block as often as it stored it (vLLM), or once (SGLang).
+    groups: the contract's; an event with another block size than its group's earns no credit. Tiers are
+        numbered by the group's place here; a group that is not among them keeps its number.
     """
 
-    def __init__(self, spec: KeySpec, *, counts: bool = True) -> None:
+    def __init__(
+        self, spec: KeySpec, *, counts: bool = True, groups: Sequence[KvGroup] = PLAIN_GROUPS
+    ) -> None:
         self._spec = spec
         self._counts = counts
+        self._places = {group.index: place for place, group in enumerate(groups)}
+        self._sizes = {group.index: group.block_size or spec.block_size for group in groups}
         self._tiers: dict[Tier, _TierState] = {}
-        self._orphans: dict[tuple[int, EngineHash], list[BlockStored]] = {}
+        self._orphans: dict[EngineHash, list[BlockStored]] = {}
         self._orphan_blocks = 0
         self.faults = ResidencyFaults()
 
@@ -146,24 +166,23 @@ class Residency:
         return sum(len(state.held) for state in self._tiers.values())
 
     def _store(self, event: BlockStored) -> None:
-        group = event.tier.group
-        known = [self._key_of(group, block_hash) for block_hash in event.hashes]
+        known = [self._key_of(block_hash) for block_hash in event.hashes]
         keys = known if all(known) else self._learn(event, known)
         entries = self._state(event.tier).entries
         for block_hash, key in zip(event.hashes, keys, strict=True):
             entry = entries.setdefault(block_hash, _Entry())
             entry.count = entry.count + 1 if self._counts else 1
             if key is not None:
-                self._give_key(group, block_hash, key)
+                self._give_key(block_hash, key)
         if self._orphans:
-            self._adopt(group, event.hashes)
+            self._adopt(event.hashes)
 
     def _learn(self, event: BlockStored, known: list[BlockKey | None]) -> list[BlockKey | None]:
         """Keys from the event's content; where that cannot be, what is known already."""
         if not event.covers_blocks:
             self.faults.without_credit += known.count(None)
             return known
-        if event.block_size != self._spec.block_size:
+        if event.block_size != self._sizes.get(event.tier.group, self._spec.block_size):
             self.faults.other_block_sizes += known.count(None)
             return known
         parent = self._parent_key(event)
@@ -186,29 +205,42 @@ class Residency:
             elif key is None or extras.opaque:
                 key = None
             else:
-                key = chain_key(key, event.block_tokens(block), extras.media)
+                key = self._next_key(key, event.block_tokens(block), extras)
             yield key
+
+    def _next_key(self, key: BlockKey, tokens: npt.NDArray[np.int64], extras: BlockExtras) -> BlockKey | None:
+        """The key of a block's end. A block of several units: where a medium lies in it is not told unit by
+        unit, so that only another group's event can."""
+        unit = self._spec.block_size
+        if len(tokens) > unit and extras.media:
+            return None
+        for start in range(0, len(tokens), unit):
+            key = chain_key(key, tokens[start : start + unit], extras.media)
+        return key
 
     def _parent_key(self, event: BlockStored) -> BlockKey | None:
         if event.parent is not None:
-            return self._key_of(event.tier.group, event.parent)
+            return self._key_of(event.parent)
         return root_key(self._spec.scheme, event.block_extras(0).salt, event.lora)
 
-    def _key_of(self, group: int, block_hash: EngineHash) -> BlockKey | None:
-        """The key of an engine hash, in any medium of the group: a group has one block size."""
-        return next((e.key for _, e in self._entries(group, block_hash) if e.key is not None), None)
+    def _key_of(self, block_hash: EngineHash) -> BlockKey | None:
+        """The key of an engine hash, whichever group and medium told it."""
+        return next((entry.key for _, entry in self._entries(block_hash) if entry.key is not None), None)
 
-    def _entries(self, group: int, block_hash: EngineHash) -> Iterator[tuple[_TierState, _Entry]]:
-        for tier, state in self._tiers.items():
-            if tier.group == group and block_hash in state.entries:
-                yield state, state.entries[block_hash]
+    def _entries(self, block_hash: EngineHash) -> Iterator[tuple[_TierState, _Entry]]:
+        for state in self._tiers.values():
+            entry = state.entries.get(block_hash)
+            if entry is not None:
+                yield state, entry
 
     def _state(self, tier: Tier) -> _TierState:
-        return self._tiers.setdefault(tier, _TierState())
+        """The state of the engine's own `tier`."""
+        placed = tier._replace(group=self._places.get(tier.group, tier.group))
+        return self._tiers.setdefault(placed, _TierState())
 
-    def _give_key(self, group: int, block_hash: EngineHash, key: BlockKey) -> None:
-        """In every medium that holds the block: one that was stored without content learns its key."""
-        for state, entry in self._entries(group, block_hash):
+    def _give_key(self, block_hash: EngineHash, key: BlockKey) -> None:
+        """Wherever the block is held: one that was stored without content learns its key."""
+        for state, entry in self._entries(block_hash):
             entry.waits = False
             if entry.key is None:
                 entry.key = key
@@ -218,7 +250,7 @@ class Residency:
         """Whether the parent's key may still become known: it is not held, or waits itself."""
         if event.parent is None:
             return False
-        held = [entry for _, entry in self._entries(event.tier.group, event.parent)]
+        held = [entry for _, entry in self._entries(event.parent)]
         return not held or any(entry.waits for entry in held)
 
     def _keep_orphan(self, orphan: BlockStored) -> None:
@@ -227,45 +259,44 @@ class Residency:
         for block_hash in orphan.hashes:
             entry = entries.setdefault(block_hash, _Entry())
             entry.waits = entry.key is None
-        self._orphans.setdefault((orphan.tier.group, orphan.parent), []).append(orphan)
+        self._orphans.setdefault(orphan.parent, []).append(orphan)
         self._orphan_blocks += len(orphan.hashes)
         self.faults.orphans += len(orphan.hashes)
         while self._orphan_blocks > MAX_ORPHAN_BLOCKS:
             self._give_up(next(iter(self._orphans)))
 
-    def _give_up(self, parent: tuple[int, EngineHash]) -> None:
-        for orphan in self._take_orphans(*parent):
+    def _give_up(self, parent: EngineHash) -> None:
+        for orphan in self._take_orphans(parent):
             self.faults.dropped_orphans += len(orphan.hashes)
             for block_hash in orphan.hashes:
-                entry = self._tiers[orphan.tier].entries.get(block_hash)
+                entry = self._state(orphan.tier).entries.get(block_hash)
                 if entry is not None:
                     entry.waits = False
 
-    def _take_orphans(self, group: int, parent: EngineHash) -> list[BlockStored]:
-        orphans = self._orphans.pop((group, parent), [])
+    def _take_orphans(self, parent: EngineHash) -> list[BlockStored]:
+        orphans = self._orphans.pop(parent, [])
         self._orphan_blocks -= sum(len(orphan.hashes) for orphan in orphans)
         return orphans
 
-    def _adopt(self, group: int, hashes: Iterable[EngineHash]) -> None:
+    def _adopt(self, hashes: Iterable[EngineHash]) -> None:
         """Key the blocks that waited for these, then those that waited for them."""
         parents = list(hashes)
         while parents:
             parent = parents.pop()
-            key = self._key_of(group, parent)
+            key = self._key_of(parent)
             if key is None:
                 continue
-            for orphan in self._take_orphans(group, parent):
+            for orphan in self._take_orphans(parent):
                 self._key_orphan(orphan, key)
                 parents.extend(orphan.hashes)
 
     def _key_orphan(self, orphan: BlockStored, parent: BlockKey) -> None:
-        group = orphan.tier.group
-        known = [self._key_of(group, block_hash) for block_hash in orphan.hashes]
+        known = [self._key_of(block_hash) for block_hash in orphan.hashes]
         for block_hash, key in zip(orphan.hashes, self._chain(orphan, parent, known), strict=True):
             if key is not None:
-                self._give_key(group, block_hash, key)
+                self._give_key(block_hash, key)
                 continue
-            for _, entry in self._entries(group, block_hash):
+            for _, entry in self._entries(block_hash):
                 entry.waits = False
 
     def _remove(self, event: BlockRemoved) -> None:

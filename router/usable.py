@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from sightline_types import KvGroup
+
 __all__ = ["PLAIN_GROUPS", "usable_blocks"]
 
 #: What a prediction exists for: one group in which every block of the prefix must be held.
-PLAIN_GROUPS = ("full_attention",)
+PLAIN_GROUPS = (KvGroup("full_attention"),)
 
 
 def usable_blocks(held_blocks: int, num_tokens: int, block_size: int, drops_last: bool) -> int:

@@ -18,9 +18,10 @@ from PIL.Image import Image
 from deployments.config import EngineConfig
 from deployments.engines.ports import PortPair, claim_ports
 from deployments.engines.vllm_args import engine_args, engine_environment, publishes_events
+from deployments.engines.vllm_groups import kv_groups, unit_size
 from deployments.protocol import Delta, EngineMessage, EngineRequest, Failed, Finished, Sampling, TokenLogprob
 from router.relay import EventSource
-from sightline_types import EngineLoad, KeyScheme, LayoutContract, WorkerContract
+from sightline_types import EngineLoad, KeyScheme, KvGroup, LayoutContract, WorkerContract
 
 __all__ = ["EngineGone", "VllmEngine"]
 
@@ -39,7 +40,7 @@ class VllmEngine:
         self._args = args
         self._load = load
         self._ports = ports  # keeps the claim on the ports
-        self._groups: tuple[str, ...] = ("full_attention",)
+        self._groups: tuple[KvGroup, ...] = ()
 
     @classmethod
     async def start(cls, config: EngineConfig) -> VllmEngine:
@@ -62,9 +63,10 @@ class VllmEngine:
         engine._groups = await engine._kv_groups()
         return engine
 
-    async def _kv_groups(self) -> tuple[str, ...]:
+    async def _kv_groups(self) -> tuple[KvGroup, ...]:
         groups = await self._llm.engine_core.call_utility_async("get_kv_cache_group_metadata")
-        return tuple(str(group["kind"]) for group in groups)
+        chunk = getattr(self._llm.vllm_config.model_config.hf_text_config, "attention_chunk_size", None)
+        return kv_groups(groups, attention_chunk=chunk or 0)
 
     async def contract(self) -> WorkerContract:
         """What this worker promises: read from the running engine, not from our settings."""
@@ -75,7 +77,7 @@ class VllmEngine:
         return WorkerContract(
             engine="vllm",
             engine_version=vllm.__version__,
-            block_size=int(cache.block_size),
+            block_size=unit_size(self._groups),
             scheme=KeyScheme.VLLM,
             model=str(self._args["model"]),
             max_model_len=int(model.max_model_len),

@@ -27,13 +27,13 @@ def naive_key(parent: int, tokens: list[int], media: list[tuple[int, int]]) -> i
 
 
 class NaiveResidency:
-    """copies: one item per store that no removal has met. keys: of the hashes held, by group."""
+    """copies: one item per store that no removal has met. keys: of the hashes held, in whatever tier."""
 
     def __init__(self, block_size: int, *, counts: bool) -> None:
         self.block_size = block_size
         self.counts = counts
         self.copies: list[tuple[Tier, int]] = []
-        self.keys: dict[tuple[int, int], int] = {}
+        self.keys: dict[int, int] = {}
         self.waiting: list[Event] = []
         self.waits: set[tuple[Tier, int]] = set()
         self.unknown_removals = 0
@@ -41,8 +41,8 @@ class NaiveResidency:
     def table(self) -> dict[Tier, set[int]]:
         held: dict[Tier, set[int]] = {}
         for tier, block_hash in self.copies:
-            if (tier.group, block_hash) in self.keys:
-                held.setdefault(tier, set()).add(self.keys[tier.group, block_hash])
+            if block_hash in self.keys:
+                held.setdefault(tier, set()).add(self.keys[block_hash])
         return held
 
     def clear(self) -> None:
@@ -57,19 +57,19 @@ class NaiveResidency:
             self.copies.remove((tier, block_hash))
             if (tier, block_hash) not in self.copies:
                 self.waits.discard((tier, block_hash))
-            if not self._is_held(tier.group, block_hash):
-                self.keys.pop((tier.group, block_hash), None)
+            if not self._is_held(block_hash):
+                self.keys.pop(block_hash, None)
 
     def store(self, event: Event) -> None:
         tier, hashes = _tier(event), event["block_hashes"]
-        is_readable = self._is_readable(event) and any((tier.group, h) not in self.keys for h in hashes)
+        is_readable = self._is_readable(event) and any(h not in self.keys for h in hashes)
         must_wait = is_readable and self._must_wait(event)
         for block_hash in hashes:
             if self.counts or (tier, block_hash) not in self.copies:
                 self.copies.append((tier, block_hash))
         if must_wait:
             self.waiting.append(event)
-            self.waits |= {(tier, h) for h in hashes if (tier.group, h) not in self.keys}
+            self.waits |= {(tier, h) for h in hashes if h not in self.keys}
         elif is_readable:
             self._learn(event)
         while self._adopt_one():
@@ -80,40 +80,38 @@ class NaiveResidency:
         return fits and event["block_size"] == self.block_size
 
     def _must_wait(self, event: Event) -> bool:
-        group, parent = event["group_idx"], event["parent_block_hash"]
-        if parent is None or (group, parent) in self.keys or (group, event["block_hashes"][0]) in self.keys:
+        parent = event["parent_block_hash"]
+        if parent is None or parent in self.keys or event["block_hashes"][0] in self.keys:
             return False
-        return not self._is_held(group, parent) or any(
-            tier.group == group and waiter == parent for tier, waiter in self.waits
-        )
+        return not self._is_held(parent) or any(waiter == parent for _, waiter in self.waits)
 
-    def _is_held(self, group: int, block_hash: int) -> bool:
-        return any(tier.group == group and held == block_hash for tier, held in self.copies)
+    def _is_held(self, block_hash: int) -> bool:
+        return any(held == block_hash for _, held in self.copies)
 
     def _adopt_one(self) -> bool:
         for event in self.waiting:
-            if (event["group_idx"], event["parent_block_hash"]) in self.keys:
+            if event["parent_block_hash"] in self.keys:
                 self.waiting.remove(event)
                 self._learn(event)
                 return True
         return False
 
     def _learn(self, event: Event) -> None:
-        group, parent = event["group_idx"], event["parent_block_hash"]
-        key = self.keys.get((group, parent)) if parent is not None else self._root(event)
+        parent = event["parent_block_hash"]
+        key = self.keys.get(parent) if parent is not None else self._root(event)
         for place, block_hash in enumerate(event["block_hashes"]):
             tokens = event["token_ids"][place * self.block_size : (place + 1) * self.block_size]
             extras = (event["extra_keys"] or [None] * (place + 1))[place] or []
-            if (group, block_hash) in self.keys:
-                key = self.keys[group, block_hash]
+            if block_hash in self.keys:
+                key = self.keys[block_hash]
             elif key is None or any(isinstance(extra, bytes) for extra in extras):
                 key = None
             else:
                 media = [(int(x[0][:16], 16), x[1]) for x in extras if isinstance(x, list)]
                 key = naive_key(key, tokens, media)
-            if key is not None and self._is_held(group, block_hash):
-                self.keys[group, block_hash] = key
-            self.waits = {(t, h) for t, h in self.waits if (t.group, h) != (group, block_hash)}
+            if key is not None and self._is_held(block_hash):
+                self.keys[block_hash] = key
+            self.waits = {(t, h) for t, h in self.waits if h != block_hash}
 
     @staticmethod
     def _root(event: Event) -> int:

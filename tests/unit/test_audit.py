@@ -23,6 +23,7 @@ from sightline_types import (
     DecisionReason,
     DegradeReason,
     KeyScheme,
+    KvGroup,
     LayoutContract,
     LifecycleEvent,
     LifecycleKind,
@@ -126,7 +127,7 @@ def test_a_contract_that_cannot_be_served_is_refused_with_the_value(contract, sa
     [
         (CONTRACT, AuditCounters(), None),
         (replace(CONTRACT, publishes_events=False), AuditCounters(), DegradeReason.KV_EVENTS_OFF),
-        (replace(CONTRACT, kv_groups=("mamba",)), AuditCounters(), DegradeReason.KV_CACHE_GROUPS),
+        (replace(CONTRACT, kv_groups=(KvGroup("new_kind"),)), AuditCounters(), DegradeReason.KV_CACHE_GROUPS),
         (CONTRACT, AuditCounters(distrusted=("f1",)), DegradeReason.LENGTH_DISTRUST),
         (
             replace(CONTRACT, layouts=(replace(LAYOUT, exact=False),)),
@@ -142,7 +143,8 @@ def test_an_available_family_is_active_only_where_nothing_speaks_against_it(cont
 
 def test_a_worker_names_each_reason_once():
     failed = replace(LAYOUT, exact=False, reason=DegradeReason.PLACEHOLDER_MISMATCH)
-    contract = replace(CONTRACT, layouts=(failed, failed), publishes_events=False, kv_groups=("mamba",))
+    groups = (KvGroup("new_kind"),)
+    contract = replace(CONTRACT, layouts=(failed, failed), publishes_events=False, kv_groups=groups)
     assert worker_reasons(contract, AuditCounters(distrusted=("f1",))) == (
         DegradeReason.PLACEHOLDER_MISMATCH,
         DegradeReason.KV_EVENTS_OFF,

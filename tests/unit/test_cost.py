@@ -23,6 +23,7 @@ from sightline_types import (
     KeyedView,
     KeyScheme,
     KeySpec,
+    KvGroup,
     LayoutContract,
     RouteQuery,
     WorkerContract,
@@ -149,9 +150,11 @@ def test_a_worker_without_keys_for_its_spec_earns_nothing_by_name():
     assert scored(Leading(6, 6), contract=other).overlap_blocks == 0
 
 
-@pytest.mark.parametrize("groups", [("full_attention", "sliding_window"), ("mamba",), ("sliding_window",)])
+@pytest.mark.parametrize(
+    "groups", [("full_attention", "new_kind"), ("chunked_local_attention",), ("sliding_window",)]
+)
 def test_cache_groups_without_a_prediction_earn_nothing_by_name(groups):
-    contract = replace(CONTRACT, kv_groups=groups)
+    contract = replace(CONTRACT, kv_groups=tuple(KvGroup(kind, index=n) for n, kind in enumerate(groups)))
     assert credit(contract, QUERY, distrusted=False) == Credit(0, (DegradeReason.KV_CACHE_GROUPS,))
 
 

@@ -128,12 +128,12 @@ def test_tiers_are_told_apart() -> None:
     assert set(keys_of(held.drain(), "removed")) == {GPU}
 
 
-def test_a_parent_in_another_medium_will_do_but_not_in_another_group() -> None:
+def test_a_parent_in_another_medium_or_group_will_do() -> None:
     held = Residency(SPEC)
     apply(held, block(1) | {"medium": "CPU"}, block(2, 1), block(3, 1) | {"group_idx": 1})
     table = keys_of(held.table())
     assert table[GPU] == {block_key(1, 2)}
-    assert Tier(1, "GPU") not in table
+    assert table[Tier(1, "GPU")] == {block_key(1, 3)}
 
 
 def test_a_known_block_stands_in_for_its_unknown_parent() -> None:
