@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from app.tiny_models import tiny_model
 from deployments.engines.vllm_groups import kv_groups, unit_size
@@ -159,7 +160,7 @@ def test_what_is_foretold_of_several_groups_is_what_the_manager_finds(name: str,
 QUESTION = "What is in the picture, and what else would you like to say about it at some length? "
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hybrid(models: Path) -> AsyncIterator[Bench]:
     bench = Bench(str(tiny_model("qwen3_5", models)), block_size=32, num_gpu_blocks_override=60)
     await bench.start()
