@@ -137,7 +137,14 @@ class KeyScheme(StrEnum):
     """How an engine's blocks tell media apart; it enters the root of every key."""
 
     VLLM = "vllm"  # placeholder tokens as they are, media as extras (id, offset - block start)
-    SGLANG = "sglang"  # placeholder tokens replaced by the engine's pad values, no extras
+    # Placeholder tokens replaced by the engine's pad values (router/pads.py), no extras:
+    SGLANG_SINGLE = "sglang_single"  # one value an item: SGLang 0.5.13 to 0.5.22
+    SGLANG_WIDE = "sglang_wide"  # four values of 62 bits an item: SGLang 0.5.23
+
+    @property
+    def has_pads(self) -> bool:
+        """Whether media enter keys as pad values, in place of the placeholder tokens."""
+        return self is not KeyScheme.VLLM
 
 
 class DegradeReason(StrEnum):

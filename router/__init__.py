@@ -8,7 +8,7 @@ from router.audit import ContractRefused
 from router.config import RouterConfig
 from router.core import CoreStats, NoWorker, PoolView, RouterCore, WorkerStatus
 from router.index import BlockIndex, Leading, Match
-from router.keys import RouterError, UnsupportedScheme, block_keys, chain_key, root_key
+from router.keys import RouterError, block_keys, chain_key, root_key
 from router.load import LoadBook, WorkerLoad
 from router.receipts import Outcome, Receipt
 from router.structures import make_active_blocks, make_index, warm_up
@@ -28,7 +28,6 @@ __all__ = [
     "RouterConfig",
     "RouterCore",
     "RouterError",
-    "UnsupportedScheme",
     "WorkerLoad",
     "WorkerStatus",
     "block_keys",

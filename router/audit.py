@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from router.keys import SUPPORTED_SCHEMES, RouterError
+from router.keys import RouterError
 from router.kv_groups import bad_groups, is_predictable
 from sightline_types import (
     Decision,
@@ -142,11 +142,6 @@ def check_contract(msg: WorkerPush) -> WorkerContract:
         raise ContractRefused(f"worker {msg.worker} sent its table without a contract")
     if contract.block_size < 1:
         raise ContractRefused(f"worker {msg.worker}: block_size={contract.block_size}; it must be at least 1")
-    if contract.scheme not in SUPPORTED_SCHEMES:
-        raise ContractRefused(
-            f"worker {msg.worker}: key scheme {contract.scheme!r} is not supported; supported: "
-            + ", ".join(sorted(SUPPORTED_SCHEMES))
-        )
     wrong = bad_groups(contract)
     if wrong is not None:
         raise ContractRefused(f"worker {msg.worker}: {wrong}")

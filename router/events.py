@@ -153,7 +153,7 @@ class _WireBatch(msgspec.Struct, array_like=True):
 
 class _WireStored(msgspec.Struct):
     block_hashes: tuple[int | bytes, ...]
-    token_ids: list[int]
+    token_ids: list[int | tuple[int, int]]
     block_size: int
     parent_block_hash: int | bytes | None = None
     medium: str | None = None
@@ -222,11 +222,18 @@ def _stored(fields: dict[str, Any]) -> BlockStored:
         tier=_tier(wire.group_idx, wire.medium),
         hashes=wire.block_hashes,
         parent=wire.parent_block_hash,
-        token_ids=np.array(wire.token_ids, dtype=np.int64),
+        token_ids=_tokens(wire.token_ids),
         block_size=wire.block_size,
         lora=lora,
         extras=_all_extras(wire, lora),
     )
+
+
+def _tokens(ids: list[Any]) -> npt.NDArray[np.int64]:
+    """None where the engine keys pairs of tokens (SGLang with EAGLE): such a block has no key here."""
+    if any(not isinstance(token, int) for token in ids):
+        return np.empty(0, dtype=np.int64)
+    return np.array(ids, dtype=np.int64)
 
 
 def _removed(fields: dict[str, Any]) -> BlockRemoved:

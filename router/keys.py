@@ -4,13 +4,14 @@
     key[i]  = H(key[i-1] as u64 LE | B tokens as int64 LE | for each extra: media id u64 LE, offset int64 LE)
 
 H is xxh3_64 with seed 0, and a result of 0 becomes 1, so that 0 is never a key. Tokens are hashed as
-int64 because SGLang's pad values reach 2^62. The layout is fixed by tests/data/block_keys.json. It is
-computed by `router.compiled_keys` where numba is there, and by `router.plain_keys` where not.
+int64 because SGLang's pad values reach 2^62. A scheme with pads has no extras: the pads stand where the
+placeholder tokens were (`router.pads`), as they do in the engine's events. The layout is fixed by
+tests/data/block_keys.json. It is computed by `router.compiled_keys` where numba is there, and by
+`router.plain_keys` where not.
 
 Errors of the router's pure core, all of them `RouterError`:
 
     RouterError
-    ├── UnsupportedScheme (keys): a key scheme that this version cannot compute
     ├── ContractRefused (audit): a worker registered with a contract that cannot be served
     ├── NoWorker (core): nobody can take the request
     └── EventDecodeError (events): an event batch that cannot be read
@@ -27,22 +28,18 @@ import numpy.typing as npt
 
 from router import plain_keys
 from router.compiled import can_compile
+from router.pads import padded_tokens
 from router.plain_keys import Extras, digest
 from sightline_types import BlockKey, KeyedView, KeyScheme, KeySpec, MediaSpan, TokenView
 
 __all__ = [
-    "SUPPORTED_SCHEMES",
     "RouterError",
-    "UnsupportedScheme",
     "block_keys",
     "chain_key",
     "chain_keys",
     "root_key",
     "warm_up",
 ]
-
-#: The schemes whose keys this module computes.
-SUPPORTED_SCHEMES = frozenset({KeyScheme.VLLM})
 
 _DOMAIN = "sightline/block-key/1"
 
@@ -84,21 +81,8 @@ class RouterError(Exception):
     """Base of the errors that the router's pure core raises."""
 
 
-class UnsupportedScheme(RouterError, NotImplementedError):
-    """The key scheme is known by name, but not computed here."""
-
-
 def root_key(scheme: KeyScheme, salt: str = "", lora: str = "") -> BlockKey:
-    """The parent of a prompt's first block.
-
-    Raises:
-        UnsupportedScheme: a scheme that is not in `SUPPORTED_SCHEMES`.
-    """
-    if scheme not in SUPPORTED_SCHEMES:
-        supported = ", ".join(sorted(SUPPORTED_SCHEMES))
-        raise UnsupportedScheme(
-            f"block keys of scheme {scheme.value!r} are not computed; supported: {supported}"
-        )
+    """The parent of a prompt's first block."""
     # A client's salt may hold a lone surrogate (JSON can spell one): it is hashed like any other.
     fields = (text.encode("utf-8", "surrogatepass") for text in (_DOMAIN, scheme.value, salt, lora))
     return BlockKey(digest(b"".join(len(data).to_bytes(8, "little") + data for data in fields)))
@@ -134,7 +118,6 @@ def block_keys(view: TokenView, spec: KeySpec, *, salt: str = "", lora: str = ""
     """Key the full blocks below `view.exact_until`.
 
     Raises:
-        UnsupportedScheme: a scheme that is not in `SUPPORTED_SCHEMES`.
         ValueError: a block size below 1.
     """
     size = spec.block_size
@@ -143,9 +126,22 @@ def block_keys(view: TokenView, spec: KeySpec, *, salt: str = "", lora: str = ""
     exact = max(0, min(view.exact_until, len(view)))
     num_blocks = exact // size
     root = root_key(spec.scheme, salt, lora)
-    keys, media_blocks = _chainer().chain_view(root, view.token_ids, size, num_blocks, view.spans)
+    tokens, spans = padded_tokens(view, spec.scheme), view.spans
+    keys, media_blocks = _chainer().chain_view(
+        root, tokens, size, num_blocks, () if spec.scheme.has_pads else spans
+    )
+    if spec.scheme.has_pads:
+        media_blocks = _touched_blocks(spans, size, num_blocks)
     return KeyedView(
         keys=keys.astype("<u8", copy=False).tobytes(),
         media_blocks=media_blocks,
         media_ends=tuple((span.end, span.length) for span in view.spans if span.end <= exact),
     )
+
+
+def _touched_blocks(spans: Sequence[MediaSpan], block_size: int, num_blocks: int) -> tuple[int, ...]:
+    """Of the first `num_blocks` blocks those that touch a span, ascending."""
+    touched: set[int] = set()
+    for span in spans:
+        touched.update(range(span.offset // block_size, min((span.end - 1) // block_size + 1, num_blocks)))
+    return tuple(sorted(touched))

@@ -23,12 +23,10 @@ from typing import Any
 
 from router.channel import Channel, LifecycleQueue
 from router.events import AllCleared, EventBatch
-from router.keys import root_key
 from router.residency import Residency
 from router.subscription import EventSource, EventSubscription
 from sightline_types import (
     EngineLoad,
-    KeyScheme,
     LifecycleEvent,
     PushReply,
     RelayStatus,
@@ -61,9 +59,6 @@ class EventRelay:
     settle_s: how long no event and no report must have come for the relay to be idle.
     load: what the engine says of itself, asked at each push; must not raise.
     on_lost: told why, when events were lost for good.
-
-    Raises:
-        UnsupportedScheme: blocks of the contract's scheme have no keys.
     """
 
     def __init__(
@@ -91,7 +86,7 @@ class EventRelay:
         self._clock = clock
         self._on_lost = on_lost
         self._residency = Residency(
-            contract.spec, counts=contract.scheme is not KeyScheme.SGLANG, groups=contract.kv_groups
+            contract.spec, counts=not contract.scheme.has_pads, groups=contract.kv_groups
         )
         self._subscription = self._subscribe(source)
         self._is_partial = False
@@ -106,7 +101,6 @@ class EventRelay:
     def _subscribe(self, source: EventSource | None) -> EventSubscription | None:
         if source is None:
             return None
-        root_key(self._contract.scheme)  # raises now rather than at the first event
         return EventSubscription(
             source,
             on_batch=self._take_batch,

@@ -125,11 +125,7 @@ class Residency:
         self.faults = ResidencyFaults()
 
     def apply(self, event: KVEvent) -> None:
-        """Take one event into account. Never raises for what an engine may send.
-
-        Raises:
-            UnsupportedScheme: the spec's scheme has no keys.
-        """
+        """Take one event into account. Never raises for what an engine may send."""
         match event:
             case BlockStored():
                 self._store(event)

@@ -113,7 +113,6 @@ def test_a_forgotten_worker_starts_anew():
     [
         (None, "without a contract"),
         (replace(CONTRACT, block_size=0), "block_size=0"),
-        (replace(CONTRACT, scheme=KeyScheme.SGLANG), "sglang"),
         (replace(CONTRACT, kv_groups=()), "kv_groups"),
     ],
 )

@@ -186,7 +186,7 @@ def test_a_leaving_worker_is_forgotten_with_its_bookings():
     assert (fleet.core.workers(), fleet.core.stats().open_requests) == ((), 0)
 
 
-@pytest.mark.parametrize("bad", [{"block_size": 0}, {"scheme": KeyScheme.SGLANG}, {"kv_groups": ()}])
+@pytest.mark.parametrize("bad", [{"block_size": 0}, {"kv_groups": ()}])
 def test_a_bad_contract_is_refused_and_the_worker_is_not_chosen(bad):
     fleet = Fleet()
     fleet.join(A)

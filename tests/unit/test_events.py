@@ -148,6 +148,19 @@ def test_sglangs_pad_values_fit() -> None:
     assert decode_stored(stored([1], [1 << 62] * 4)).token_ids.tolist() == [1 << 62] * 4
 
 
+def test_a_block_of_token_pairs_is_held_without_credit() -> None:
+    """SGLang with EAGLE keys pairs of neighbouring tokens."""
+    event = decode_stored(stored([1], [(1, 2), (2, 3), (3, 4), (4, 5)]))
+    assert event.hashes == (1,) and not event.covers_blocks
+
+
+def test_sglangs_hashes_are_signed_and_its_media_have_names_of_their_own() -> None:
+    event = decode_stored(stored([-(1 << 63), 5], range(8), medium="CPU_PINNED", parent_block_hash=-7))
+    assert (event.hashes, event.parent, event.tier.medium) == ((-(1 << 63), 5), -7, "CPU_PINNED")
+    gone = decode_one({"type": "BlockRemoved", "block_hashes": [-7], "medium": "DISK"})
+    assert gone == BlockRemoved(Tier(medium="DISK"), (-7,))
+
+
 def test_an_event_says_whether_its_tokens_cover_its_blocks() -> None:
     assert decode_stored(stored([1, 2], range(8))).covers_blocks
     assert not decode_stored(stored([1], range(8))).covers_blocks

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router import compiled_keys, plain_keys
-from router.keys import UnsupportedScheme, block_keys, chain_key, chain_keys, root_key
+from router.keys import block_keys, chain_key, chain_keys, root_key
 from sightline_types import KeyScheme, KeySpec, MediaId, MediaSpan, TokenView
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "block_keys.json").read_text())
@@ -266,11 +266,6 @@ def test_event_blocks_without_media_need_no_extras():
 def test_event_blocks_and_extras_of_other_numbers_are_refused(extras):
     with pytest.raises(ValueError, match=r"\(2, 4\) and \d"):
         chain_keys(root_key(KeyScheme.VLLM), np.arange(8).reshape(2, 4), extras)
-
-
-def test_a_scheme_that_is_not_computed_is_refused_by_name():
-    with pytest.raises(UnsupportedScheme, match="sglang"):
-        block_keys(view_of(8), KeySpec(KeyScheme.SGLANG, 4))
 
 
 def test_a_block_of_no_tokens_is_refused():

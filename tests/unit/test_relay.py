@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from event_publisher import CLEARED, EventPublisher, block, publisher, removed
 
 from router import channel, subscription
 from router import relay as relay_module
-from router.keys import UnsupportedScheme, chain_key, root_key
+from router.keys import chain_key, root_key
 from router.relay import EventRelay
 from router.subscription import EventSource
 from sightline_types import (
@@ -509,9 +508,3 @@ async def test_a_relay_that_is_closed_pushes_no_more() -> None:
         await engine.publish(block(1))
         await asyncio.sleep(0.01)
         assert len(actor.attempts) == told
-
-
-async def test_a_scheme_without_keys_is_refused_before_the_first_event() -> None:
-    contract = replace(CONTRACT, scheme=KeyScheme.SGLANG)
-    with pytest.raises(UnsupportedScheme):
-        EventRelay(WORKER, contract, EventSource("tcp://127.0.0.1:1", None), Actor().push)

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router import residency as residency_module
-from router.events import BlockStored, UnknownEvent, decode_batch
-from router.keys import UnsupportedScheme, block_keys, chain_key, root_key
+from router.events import UnknownEvent, decode_batch
+from router.keys import block_keys, chain_key, root_key
 from router.residency import Residency
 from sightline_types import (
     KeyScheme,
@@ -261,9 +261,3 @@ def test_the_order_in_which_blocks_come_does_not_matter(depth: int, prompts: int
     random.shuffle(events)
     apply(shuffled, *events)
     assert keys_of(shuffled.table()) == keys_of(in_order.table())
-
-
-def test_a_scheme_without_keys_is_refused_by_name() -> None:
-    held = Residency(KeySpec(KeyScheme.SGLANG, 4))
-    with pytest.raises(UnsupportedScheme, match="sglang"):
-        held.apply(BlockStored(GPU, (1,), None, np.arange(4), 4))
