@@ -17,6 +17,7 @@ from deployments.config import Accelerator, EngineConfig, IngressConfig
 from deployments.engine import Engine
 from deployments.ingress import Ingress, ingress_api
 from deployments.router import Router
+from processors import LayoutOptions
 
 __all__ = ["EngineResources", "build", "build_app", "detect_accelerator", "engine_resources"]
 
@@ -168,6 +169,17 @@ def engine_config(settings: Settings, accelerator: Accelerator) -> EngineConfig:
     )
 
 
+def layout_options(settings: Settings) -> LayoutOptions:
+    """What the engines' arguments change in a layout; each worker tells its own, and they are compared."""
+    arguments = settings.engine_args
+    return LayoutOptions(
+        engine=settings.engine,
+        max_model_len=arguments.get("max_model_len", settings.max_model_len),
+        video_pruning_rate=float(arguments.get("video_pruning_rate") or 0.0),
+        processor_kwargs=arguments.get("mm_processor_kwargs") or {},
+    )
+
+
 def ingress_config(settings: Settings) -> IngressConfig:
     return IngressConfig(
         model=settings.model,
@@ -176,6 +188,7 @@ def ingress_config(settings: Settings) -> IngressConfig:
         body_limit_bytes=settings.body_limit_bytes,
         request_timeout_s=settings.request_timeout_s,
         token_cache_bytes=settings.token_cache_bytes,
+        layout=layout_options(settings),
         tenant_header=settings.tenant_header,
         tenant_secret=settings.tenant_secret,
         media=settings.media,

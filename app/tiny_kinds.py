@@ -59,7 +59,8 @@ class TinyKind:
             "fps": 2,
             "min_frames": 4,
             "max_frames": 64,
-            "do_sample_frames": True,
+            # As the families' checkpoints have it: only Qwen3's processor samples, unless told.
+            "do_sample_frames": self.video_processor == "Qwen3VLVideoProcessor",
             "cap_pixels_per_frame": False,  # what transformers 5.19 does unless told; told, it does not warn
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from processors import MediaConfig
+from processors import LayoutOptions, MediaConfig
 from router.config import RouterConfig
 
 __all__ = ["Accelerator", "EngineConfig", "IngressConfig"]
@@ -45,6 +45,7 @@ class IngressConfig:
 
     served_model_name: what clients call the model.
     body_limit_bytes: a longer request body is refused (413).
+    layout: the engines' arguments that change how media are laid out in the prompt.
     tenant_header: header whose value names the tenant; it enters the cache salt. None: no tenants.
     """
 
@@ -56,6 +57,7 @@ class IngressConfig:
     body_limit_bytes: int = 64 << 20
     request_timeout_s: float = 3600.0
     token_cache_bytes: int = 64 << 20
+    layout: LayoutOptions = field(default_factory=LayoutOptions)
     tenant_header: str | None = None
     tenant_secret: str | None = None
     media: MediaConfig = field(default_factory=MediaConfig)

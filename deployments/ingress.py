@@ -70,6 +70,7 @@ class Ingress:
             fetcher=fetcher,
             executor=self._executor,
             token_cache_bytes=config.token_cache_bytes,
+            layout_options=config.layout,
         )
         self._link = ActorLink(finder(router))
         self._link.start()

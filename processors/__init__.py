@@ -5,11 +5,19 @@ from __future__ import annotations
 from processors.config import MediaConfig
 from processors.decode import decode_image
 from processors.errors import MediaTooLarge, MediaUnreachable, RequestError, UnsupportedMedia
-from processors.families import layout_for
+from processors.families import find_layout, layout_for
 from processors.fetch import Fetcher
 from processors.identity import identity_of_bytes, identity_of_pixels, identity_of_url
 from processors.items import as_fetched
-from processors.layout import FamilyLayout, LayoutOptions, LayoutRefused, Refusal, Replacement
+from processors.layout import (
+    FamilyLayout,
+    LayoutOptions,
+    LayoutRefused,
+    PlacedItem,
+    Refusal,
+    Replacement,
+    Shape,
+)
 from processors.messages import media_param
 from processors.model_files import ModelFiles
 from processors.probe import NeedMoreBytes, UnknownFormat, probe_image
@@ -25,14 +33,17 @@ __all__ = [
     "MediaUnreachable",
     "ModelFiles",
     "NeedMoreBytes",
+    "PlacedItem",
     "PromptBuilder",
     "Refusal",
     "Replacement",
     "RequestError",
+    "Shape",
     "UnknownFormat",
     "UnsupportedMedia",
     "as_fetched",
     "decode_image",
+    "find_layout",
     "identity_of_bytes",
     "identity_of_pixels",
     "identity_of_url",

@@ -117,6 +117,16 @@ class FamilyLayout(ABC):
         """
 
     @property
+    def placeholder_texts(self) -> Mapping[Modality, str]:
+        """For modalities without a token of their own: the text, `{number}` counting the items from 1."""
+        return {}
+
+    @property
+    def engine_names(self) -> Mapping[Modality, str]:
+        """What vLLM calls a modality, where it is not by its own name."""
+        return {}
+
+    @property
     def modalities(self) -> frozenset[Modality]:
         """What is laid out; an item of another modality is refused."""
         return frozenset(self.placeholders)

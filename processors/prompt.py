@@ -15,7 +15,7 @@ from processors.errors import RequestError
 from processors.families import layout_for
 from processors.fetch import Fetcher
 from processors.items import ItemMaker
-from processors.layout import FamilyLayout
+from processors.layout import FamilyLayout, LayoutOptions
 from processors.messages import parse_messages
 from processors.model_files import ModelFiles
 from processors.processor_kwargs import check_processor_kwargs
@@ -45,13 +45,14 @@ class PromptBuilder:
         clock: Callable[[], float] = time.time,
         executor: Executor | None = None,
         token_cache_bytes: int = 64 << 20,
+        layout_options: LayoutOptions | None = None,
     ) -> None:
         self._files = files
         self._media = media
         self._enable_multimodal = enable_multimodal
         self._fetcher = fetcher
         self._executor = executor
-        self._layout = layout_for(files)
+        self._layout = layout_for(files, layout_options)
         self._placeholder_ids = _placeholder_ids(files, self._layout)
         media_tokens = [*files.media_token_ids, *self._placeholder_ids]
         self._template = ChatTemplate(files.tokenizer, media_tokens, cache_bytes=token_cache_bytes)

@@ -20,6 +20,7 @@ from deployments.engines.ports import PortPair, claim_ports
 from deployments.engines.vllm_args import engine_args, engine_environment, publishes_events
 from deployments.engines.vllm_groups import kv_groups, unit_size
 from deployments.protocol import Delta, EngineMessage, EngineRequest, Failed, Finished, Sampling, TokenLogprob
+from processors import LayoutOptions, ModelFiles, layout_for
 from router.relay import EventSource
 from sightline_types import EngineLoad, KeyScheme, KvGroup, LayoutContract, WorkerContract
 
@@ -89,15 +90,28 @@ class VllmEngine:
         )
 
     async def _layouts(self) -> tuple[LayoutContract, ...]:
-        model = self._llm.vllm_config.model_config
-        if not model.is_multimodal_model:
+        if not self._llm.vllm_config.model_config.is_multimodal_model:
             return ()
-        from deployments.engines.vllm_contract import image_contracts
+        return await asyncio.to_thread(self._compare_layouts)
 
-        kwargs = self._args.get("mm_processor_kwargs") or {}
-        trust = bool(self._args.get("trust_remote_code", False))
-        return await asyncio.to_thread(
-            image_contracts, str(self._args["model"]), kwargs, trust_remote_code=trust
+    def _compare_layouts(self) -> tuple[LayoutContract, ...]:
+        from deployments.engines.vllm_contract import layout_contracts
+        from deployments.engines.vllm_probe import InstalledProcessor
+
+        files = ModelFiles.load(str(self._args["model"]))
+        options = self._layout_options()
+        layout = layout_for(files, options)
+        names = {} if layout is None else layout.engine_names
+        processor = InstalledProcessor(self._llm.renderer.get_mm_processor(), names)
+        return layout_contracts(files, options, processor)
+
+    def _layout_options(self) -> LayoutOptions:
+        model = self._llm.vllm_config.model_config
+        _, rate = model.multimodal_config.get_video_pruning_spec() or ("evs", 0.0)
+        return LayoutOptions(
+            max_model_len=int(model.max_model_len),
+            video_pruning_rate=float(rate),
+            processor_kwargs=self._args.get("mm_processor_kwargs") or {},
         )
 
     def _drops_last_block(self) -> bool:

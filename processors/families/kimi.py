@@ -83,6 +83,10 @@ class KimiK25Layout(FamilyLayout):
     def placeholders(self) -> Mapping[Modality, int]:
         return {Modality.IMAGE: self.pad_id}
 
+    @property
+    def engine_names(self) -> Mapping[Modality, str]:
+        return {Modality.IMAGE: "vision_chunk"}
+
     def parameters(self, modality: Modality) -> Mapping[str, object]:
         return {"id": self.pad_id, **self.grid.parameters}
 
@@ -121,7 +125,7 @@ class KimiK3Layout(FamilyLayout):
 
 def layout(source: Source) -> KimiK25Layout | KimiK3Layout | None:
     family = source.named(_ARCHITECTURES)
-    if family is None or source.options.engine != "vllm" or source.kwargs(Modality.IMAGE):
+    if family is None or source.options.engine == "sglang" or source.kwargs(Modality.IMAGE):
         return None  # SGLang 0.5.23 takes no identities of ours for Kimi
     settings = source.settings.get("media_proc_cfg", source.settings)
     grid = KimiGrid.read(settings) if isinstance(settings, Mapping) else None

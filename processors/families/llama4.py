@@ -97,7 +97,7 @@ def canvases(max_tiles: int) -> list[tuple[int, int]]:
 
 
 def layout(source: Source) -> Llama4Layout | None:
-    if source.named(_ARCHITECTURES) is None or source.options.engine != "vllm":
+    if source.named(_ARCHITECTURES) is None or source.options.engine == "sglang":
         return None
     kwargs = source.kwargs(Modality.IMAGE)
     if kwargs.keys() - {"max_patches", "resize_to_max_canvas"}:

@@ -41,7 +41,7 @@ def selected_features(features: int, strategy: str) -> int | None:
 
 
 def layout(source: Source) -> LlavaLayout | None:
-    if source.named(_ARCHITECTURES) is None or source.options.engine != "vllm":
+    if source.named(_ARCHITECTURES) is None or source.options.engine == "sglang":
         return None
     tower = _CLASS_TOKENS.get(str(source.vision.get("model_type", "clip_vision_model")))
     if tower is None:

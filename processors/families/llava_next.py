@@ -80,7 +80,7 @@ def unpadded(size: ImageSize, height: int, width: int) -> tuple[int, int]:
 
 
 def layout(source: Source) -> LlavaNextLayout | None:
-    if source.named(_ARCHITECTURES) is None or source.options.engine != "vllm":
+    if source.named(_ARCHITECTURES) is None or source.options.engine == "sglang":
         return None
     kwargs = source.kwargs(Modality.IMAGE)
     canvases = kwargs.get("image_grid_pinpoints") or source.config.get("image_grid_pinpoints")

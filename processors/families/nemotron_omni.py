@@ -111,6 +111,10 @@ class NemotronLayout(FamilyLayout):
         return {Modality.IMAGE: self.image_id}
 
     @property
+    def placeholder_texts(self) -> Mapping[Modality, str]:
+        return {Modality.VIDEO: "<video>\n"}
+
+    @property
     def modalities(self) -> frozenset[Modality]:
         return frozenset((Modality.IMAGE, Modality.VIDEO) if self.video else (Modality.IMAGE,))
 
@@ -195,7 +199,7 @@ def _find(ids: Sequence[int], wanted: Sequence[int]) -> int | None:
 
 def layout(source: Source) -> NemotronLayout | None:
     family = source.named(_ARCHITECTURES)
-    if family is None or source.options.engine != "vllm" or source.options.processor_kwargs:
+    if family is None or source.options.engine == "sglang" or source.options.processor_kwargs:
         return None
     config, arguments = source.config, source.vision.get("args") or {}
     if config.get("downsample_ratio") != 0.5 or "min_num_patches" not in arguments:

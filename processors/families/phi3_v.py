@@ -50,6 +50,10 @@ class Phi3VLayout(FamilyLayout):
         return {}
 
     @property
+    def placeholder_texts(self) -> Mapping[Modality, str]:
+        return {Modality.IMAGE: "<|image_{number}|>"}
+
+    @property
     def modalities(self) -> frozenset[Modality]:
         return frozenset({Modality.IMAGE})
 
@@ -111,7 +115,7 @@ def layout(source: Source) -> Phi3VLayout | None:
     kwargs = source.kwargs(Modality.IMAGE)
     if (
         source.named(_ARCHITECTURES) is None
-        or source.options.engine != "vllm"
+        or source.options.engine == "sglang"
         or kwargs.keys() - {"num_crops"}
     ):
         return None

@@ -67,7 +67,7 @@ class PixtralLayout(FamilyLayout):
 
 def layout(source: Source) -> PixtralLayout | None:
     family = source.named(_ARCHITECTURES)
-    if family is None or source.options.engine != "vllm" or source.vision.get("model_type") != "pixtral":
+    if family is None or source.options.engine == "sglang" or source.vision.get("model_type") != "pixtral":
         return None
     size = source.settings.get("size")
     processor = size.get("longest_edge") if isinstance(size, Mapping) else None

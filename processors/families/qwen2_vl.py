@@ -77,10 +77,12 @@ def layout(source: Source) -> Qwen2VLLayout | None:
 
 
 def _video(source: Source) -> PatchGrid | None:
-    """None where a per-frame cap, other groups or the request's own settings are in play."""
+    """None where a per-frame cap, sampling, other groups or the request's own settings are in play."""
     settings = source.files.video_preprocessor or source.settings
     if settings.get("cap_pixels_per_frame") or source.kwargs(Modality.VIDEO):
         return None
+    if settings.get("do_sample_frames"):
+        return None  # vLLM 0.32 hands this processor no times to sample by, and it raises
     if settings.get("temporal_patch_size", _FRAMES_PER_GROUP) != _FRAMES_PER_GROUP:
         return None
     return PatchGrid.read(settings, class_size=_VIDEO_SIZE)
