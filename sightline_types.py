@@ -269,10 +269,11 @@ class TokenView:
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """Where an item comes from: exactly one of the three is set.
+    """Where an item comes from: one of the three is set, or none where only an engine has it (a client's
+    uuid without a file).
 
     data: the encoded file's bytes.
-    url: http(s), fetched by `processors.fetch` only.
+    url: http(s), data: or file:, read by `processors.fetch` only.
     pixels: decoded, shape (height, width, 3), uint8, RGB, C-contiguous (identity mode `content`).
     """
 
@@ -287,6 +288,11 @@ class MediaItem:
 
     size: of a picture, or of a clip's frames. video: of a clip whose frames are known.
     num_tokens: positions that it takes in the prompt; None where the layout is not known.
+    identity_mode: what `media_id` was made from: "url", "normalized_url", "bytes", "content", "uuid".
+    anchor: what the identity rests on until the file is at hand. Addresses: the identity of the address,
+        into which the size is folded. A file that the address gave before: that file's identity.
+    is_held: an engine may hold the item, so it is asked with the identity alone first.
+    unknown_because: why the shape is not known, where that has a name of its own.
     """
 
     modality: Modality
@@ -296,6 +302,9 @@ class MediaItem:
     num_tokens: int | None = None
     identity_mode: str = "url"
     video: VideoShape | None = None
+    anchor: MediaId | None = None
+    is_held: bool = False
+    unknown_because: DegradeReason | None = None
 
     @property
     def shape(self) -> ImageSize | VideoShape | None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from deployments.protocol import (
     Started,
 )
 from deployments.transport import pack, ship
-from processors import Fetcher, PromptBuilder, RequestError, as_fetched, media_param
+from processors import Fetcher, MediaTooLarge, PromptBuilder, RequestError, media_param
 from router.actor import Undecided
 from router.client import RouterClient
 from router.core import PoolView
@@ -145,11 +145,12 @@ class ChatService:
             chat_template_kwargs=request.chat_template_kwargs,
             add_generation_prompt=request.add_generation_prompt,
             mm_processor_kwargs=request.mm_processor_kwargs,
+            tenant=tenant,
         )
         self._check_length(prompt, request)
         salt = cache_salt(request.cache_salt, tenant, self._config.tenant_secret)
         # Before the decision: a hanging origin holds no booking, and the decision is fresh when it is used.
-        shipment = await self._ship_media(prompt, request.messages)
+        shipment = await self._ship_media(prompt, request)
         return await self._dispatch(request, sampling, prompt, salt, shipment)
 
     def _check_length(self, prompt: PreparedPrompt, request: ChatRequest) -> None:
@@ -165,34 +166,54 @@ class ChatService:
         message += f"; the model takes {limit} tokens in all. Shorten the messages or use smaller pictures."
         raise RequestError(message, param="messages", code="context_length_exceeded")
 
-    async def _ship_media(self, prompt: PreparedPrompt, messages: Sequence[Any]) -> _Shipment:
+    async def _ship_media(self, prompt: PreparedPrompt, request: ChatRequest) -> _Shipment:
         """Every item's bytes, fetched where they are not here yet, laid out once for all tries."""
         fetches = [
-            asyncio.create_task(self._file(item, index, messages)) for index, item in enumerate(prompt.media)
+            asyncio.create_task(self._fetched(item, index, request))
+            for index, item in enumerate(prompt.media)
         ]
         try:
-            files = await asyncio.gather(*fetches)
+            fetched = await asyncio.gather(*fetches)
         finally:
             # A fetch that nobody waits for any more (another item failed, the client left) ends here.
             for fetch in fetches:
                 fetch.cancel()
             await asyncio.gather(*fetches, return_exceptions=True)
-        items = [as_fetched(item, data) for item, data in zip(prompt.media, files, strict=True)]
-        media, packed = pack(items, files)
-        is_as_foreseen = [m.media_id for m in media] == [m.media_id for m in prompt.media]
+        items = [item for item, _ in fetched]
+        media, packed = pack(items, [data for _, data in fetched])
+        limit = self._config.media.max_request_bytes
+        if len(packed) > limit:
+            message = f"the request's media have {len(packed)} bytes; the limit is {limit}"
+            raise MediaTooLarge(f"{message} (media.max_request_bytes)", param="messages")
+        # Of an item whose size was not known nothing was foreseen.
+        is_as_foreseen = all(
+            (now.media_id, now.size) == (then.media_id, then.size)
+            for now, then in zip(items, prompt.media, strict=True)
+            if then.num_tokens is not None
+        )
         return _Shipment(media, ship(packed), is_as_foreseen)
 
-    async def _file(self, item: MediaItem, index: int, messages: Sequence[Any]) -> bytes | None:
+    async def _fetched(
+        self, item: MediaItem, index: int, request: ChatRequest
+    ) -> tuple[MediaItem, bytes | None]:
+        """The item as its file turned out to be, and the file; None where it carries its pixels."""
+        try:
+            data = await self._file(item)
+            if data is None or item.source.url is None:
+                return item, data
+            return await self._prompts.as_fetched(item, data, request.mm_processor_kwargs), data
+        except RequestError as error:
+            error.param = error.param or media_param(request.messages, index)
+            raise
+
+    async def _file(self, item: MediaItem) -> bytes | None:
         if item.source.pixels is not None:
             return None
         if item.source.data is not None:
             return item.source.data
-        assert item.source.url is not None
-        try:
-            return await self._fetcher.fetch(item.source.url)
-        except RequestError as error:
-            error.param = error.param or media_param(messages, index)
-            raise
+        if item.source.url is None:
+            raise RequestError("a picture without a url is not served yet; send its url beside the uuid")
+        return await self._fetcher.fetch(item.source.url)
 
     async def _dispatch(
         self,

@@ -7,8 +7,15 @@ from processors.decode import decode_image
 from processors.errors import MediaTooLarge, MediaUnreachable, RequestError, UnsupportedMedia
 from processors.families import find_layout, layout_for
 from processors.fetch import Fetcher
-from processors.identity import identity_of_bytes, identity_of_pixels, identity_of_url
-from processors.items import as_fetched
+from processors.identity import (
+    IdentityKey,
+    identity_of_bytes,
+    identity_of_fields,
+    identity_of_pixels,
+    identity_of_url,
+    identity_of_uuid,
+)
+from processors.items import RequestScope
 from processors.layout import (
     FamilyLayout,
     LayoutOptions,
@@ -26,6 +33,7 @@ from processors.prompt import PromptBuilder
 __all__ = [
     "FamilyLayout",
     "Fetcher",
+    "IdentityKey",
     "LayoutOptions",
     "LayoutRefused",
     "MediaConfig",
@@ -38,15 +46,17 @@ __all__ = [
     "Refusal",
     "Replacement",
     "RequestError",
+    "RequestScope",
     "Shape",
     "UnknownFormat",
     "UnsupportedMedia",
-    "as_fetched",
     "decode_image",
     "find_layout",
     "identity_of_bytes",
+    "identity_of_fields",
     "identity_of_pixels",
     "identity_of_url",
+    "identity_of_uuid",
     "layout_for",
     "media_param",
     "probe_image",

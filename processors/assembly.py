@@ -58,12 +58,20 @@ def _plans(
     if layout is None:
         return [Refusal(DegradeReason.UNSUPPORTED_FAMILY)] * len(items)
     shapes = [item.shape for item in items]
-    plans = layout.replacements(shapes)
+    asked = layout.replacements(shapes)
+    plans = [_named(item, plan) for item, plan in zip(items, asked, strict=True)]
     if has_processor_kwargs:
         return [_inexact(plan, DegradeReason.MM_PROCESSOR_KWARGS) for plan in plans]
     if layout.holds_only_cold(shapes):
         return [_inexact(plan, DegradeReason.MEDIA_MIX) for plan in plans]
     return plans
+
+
+def _named(item: MediaItem, plan: Replacement | Refusal) -> Replacement | Refusal:
+    """An unknown shape by its own name, where it has one."""
+    if isinstance(plan, Refusal) and plan.reason is DegradeReason.SIZE_UNKNOWN and item.unknown_because:
+        return replace(plan, reason=item.unknown_because)
+    return plan
 
 
 def _inexact(plan: Replacement | Refusal, reason: DegradeReason) -> Refusal:

@@ -12,6 +12,8 @@ from io import BytesIO
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from processors.errors import RequestError, UnsupportedMedia
+from processors.formats import named_format
+from processors.probe import ProbeError, probe_image
 
 __all__ = ["decode_image"]
 
@@ -24,6 +26,8 @@ PCX PIXAR PNG PPM PSD QOI SGI SPIDER SUN TGA TIFF WEBP XBM XPM XVTHUMB
 _FORMATS = tuple(_FORMAT_NAMES.split())
 _ALPHA_MODES = ("RGBA", "LA", "PA")
 _WHITE = (255, 255, 255)
+_SEND = "send PNG, JPEG, WebP, GIF, BMP, TIFF, AVIF or ICO"
+_HEAD_BYTES = 4096
 
 
 def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
@@ -33,6 +37,7 @@ def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
         UnsupportedMedia: 415 for a format that is not read here, 400 for a broken file or one of
             more than `max_pixels` (told from its header, before any pixel is decoded).
     """
+    _check_header(data, max_pixels)
     try:
         image: Image.Image = Image.open(BytesIO(data), formats=_FORMATS)
         check_pixels(image.width, image.height, max_pixels)
@@ -44,11 +49,19 @@ def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
     except RequestError:
         raise
     except UnidentifiedImageError:
-        message = "the image is of no format that can be read here; send PNG, JPEG, WebP, GIF, BMP or TIFF"
-        raise UnsupportedMedia(message) from None
+        raise UnsupportedMedia(f"the image is of no format that can be read here; {_SEND}") from None
     except Exception as error:
         # Pillow's readers raise whatever the file leads them to, from struct.error to KeyError.
         raise UnsupportedMedia(f"the image cannot be decoded: {error}", status=400) from error
+
+
+def _check_header(data: bytes, max_pixels: int) -> None:
+    """What the first bytes tell, before Pillow opens the file: some of its readers decode at once."""
+    if (name := named_format(data[:_HEAD_BYTES])) is not None:
+        raise UnsupportedMedia(f"the file is {name}, which cannot be read here; {_SEND}")
+    with contextlib.suppress(ProbeError):
+        size = probe_image(data)
+        check_pixels(size.width, size.height, max_pixels)
 
 
 def check_pixels(width: int, height: int, max_pixels: int) -> None:

@@ -1,96 +1,130 @@
-"""Fetching media: the only code that opens a connection for a request's media."""
+"""Fetching media: the one way in for the bytes of a request's media."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import copy
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
-from http.cookiejar import CookieJar, DefaultCookiePolicy
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import httpx
 
+from processors.bounded import BoundedMap
 from processors.config import MediaConfig
-from processors.data_url import parse_data_url, too_large
-from processors.errors import MediaUnreachable, RequestError
+from processors.data_url import parse_data_url
+from processors.errors import MediaTooLarge, MediaUnreachable, RequestError
+from processors.freshness import freshness_s
 from processors.identity import time_bucket
-from processors.network import GuardedBackend, GuardedTransport, Resolver, resolve, silence_urls
+from processors.limits import KeyedLimit
+from processors.local_files import read_file_url
+from processors.network import Resolver, SystemResolver, silence_urls
+from processors.origins import OriginClient, check_status, shown_url
 from processors.probe import ProbeError, probe_image
+from processors.single_flight import SingleFlight
+from processors.size_probe import probe_remote
 from sightline_types import ImageSize
 
-__all__ = ["Fetcher"]
+__all__ = ["FetchCounts", "Fetcher"]
+
+_V = TypeVar("_V")
 
 _SIZES_KEPT = 4096
-#: One layer of these grows a thousandfold at most, within what one read brings; layers upon layers do not
-#: end. None of them was asked for.
-_ENCODINGS = ("", "identity", "gzip", "deflate")
-_HEADERS = {"user-agent": "sightline", "accept": "image/*,*/*;q=0.5", "accept-encoding": "identity"}
+#: Failures are small; so many of their URLs' characters are kept.
+_FAILURE_BUDGET = 1 << 20
+
+
+@dataclass(slots=True)
+class FetchCounts:
+    """What the fetcher did since it was made.
+
+    downloads: whole files asked of origins. shared: requests for a file whose download was under way.
+    cached, failed_before: answered from memory. probes: origins asked for a size.
+    late_probes: sizes that came after the request had stopped to wait.
+    """
+
+    downloads: int = 0
+    shared: int = 0
+    cached: int = 0
+    failed_before: int = 0
+    probes: int = 0
+    late_probes: int = 0
 
 
 class Fetcher:
     """One per process; to be closed. Belongs to one event loop.
 
-    clock: seconds since the epoch. resolver: from host to addresses.
+    clock: seconds since the epoch. resolver: from host to addresses; None is the system's.
     """
 
     def __init__(
-        self, media: MediaConfig, *, clock: Callable[[], float] = time.time, resolver: Resolver = resolve
+        self, media: MediaConfig, *, clock: Callable[[], float] = time.time, resolver: Resolver | None = None
     ) -> None:
         silence_urls()
         self._media = media
         self._clock = clock
-        backend = GuardedBackend(allow_private=media.allow_private_addresses, resolver=resolver)
-        self._client = httpx.AsyncClient(
-            transport=GuardedTransport(backend),
-            timeout=media.fetch_timeout_s,
-            headers=_HEADERS,
-            # One client's cookies must not go out with another's request.
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            trust_env=False,
-        )
-        self._sizes: OrderedDict[tuple[str, int], ImageSize] = OrderedDict()
+        self._names = SystemResolver(media.resolver_threads)
+        self._origins = OriginClient(media, resolver or self._names)
+        self._downloads: SingleFlight[str, bytes] = SingleFlight()
+        self._probes: SingleFlight[tuple[str, int], ImageSize | None] = SingleFlight(goes_on=True)
+        self._fetch_limit = KeyedLimit(media.max_concurrent_fetches, media.max_fetches_per_host)
+        self._probe_limit = KeyedLimit(media.max_concurrent_fetches, media.max_fetches_per_host)
+        self._files: BoundedMap[str, bytes] = BoundedMap(media.cache_bytes, clock)
+        self._failures: BoundedMap[str, RequestError] = BoundedMap(_FAILURE_BUDGET, clock)
+        self._sizes: BoundedMap[tuple[str, int], ImageSize] = BoundedMap(_SIZES_KEPT, clock)
+        self.counts = FetchCounts()
 
     async def fetch(self, url: str) -> bytes:
-        """The whole file behind an http(s) URL.
+        """The whole file behind an http(s), data: or file: URL.
 
         Raises:
             MediaUnreachable: the origin's own 4xx; 408 on the time limit; 400 for whatever else failed.
             MediaTooLarge: 413.
             RequestError: 400 for a URL or an address that is not fetched from.
         """
-        try:
-            async with asyncio.timeout(self._media.fetch_timeout_s), self._open(url, {}) as response:
-                _check_status(response, url)
-                return await self._read(response)
-        except (TimeoutError, httpx.TimeoutException):
-            message = (
-                f"{_shown(url)} took longer than {self._media.fetch_timeout_s:g} s (media.fetch_timeout_s)"
-            )
-            raise MediaUnreachable(message, status=408) from None
-        except httpx.HTTPError as error:
-            message = f"{_shown(url)} could not be fetched ({type(error).__name__})"
-            raise MediaUnreachable(message) from error
+        scheme = url[:5].lower()
+        if scheme == "data:":
+            return await asyncio.to_thread(self.parse_data_url, url)
+        if scheme == "file:":
+            read, limit = read_file_url, self._media.max_item_bytes
+            return await asyncio.to_thread(read, url, self._media.file_roots, max_bytes=limit)
+        self._raise_known_failure(url)
+        if (data := self._files.get(url)) is not None:
+            self.counts.cached += 1
+            return data
+        self.counts.shared += url in self._downloads
+        return await self._shared(self._downloads, url, lambda: self._download(url))
 
-    async def probe_size(self, url: str) -> ImageSize | None:
-        """A picture's size from one ranged request; None where the origin does not tell it in time.
+    async def probe_size(self, url: str, wait_ms: float | None = None) -> ImageSize | None:
+        """A picture's size from a few bytes; None where the origin does not tell it in time.
+
+        wait_ms: how long to wait for it; None: `media.probe_budget_ms`, 0: only what is known already.
+            What comes later is known the next time.
 
         Raises:
             RequestError: 400 for a URL or an address that is not fetched from.
         """
-        key = (url, time_bucket(self._clock(), self._media.url_identity_ttl_s))
-        if key in self._sizes:
-            self._sizes.move_to_end(key)
-            return self._sizes[key]
-        try:
-            async with asyncio.timeout(self._media.probe_timeout_ms / 1000):
-                size = probe_image(await self._head(url))
-        except (TimeoutError, httpx.HTTPError, MediaUnreachable, ProbeError):
+        wait_ms = self._media.probe_budget_ms if wait_ms is None else wait_ms
+        key = self._size_key(url)
+        if (known := self._sizes.get(key)) is not None:
+            return known
+        host = self._origins.target(url).host
+        if wait_ms <= 0 or self._failures.get(url) is not None:
             return None
-        self._sizes[key] = size
-        if len(self._sizes) > _SIZES_KEPT:
-            self._sizes.popitem(last=False)
-        return size
+        try:
+            return await self._shared(self._probes, key, lambda: self._probe(url, host), wait_ms / 1000)
+        except TimeoutError:
+            self.counts.late_probes += 1
+            return None
+
+    def note_size(self, url: str, size: ImageSize) -> None:
+        """Remember a size that was learned from the file itself."""
+        self._sizes.put(self._size_key(url), size, ttl_s=self._media.url_identity_ttl_s)
+
+    def forget_size(self, url: str) -> None:
+        """What was believed of a URL has turned out wrong."""
+        self._sizes.drop(self._size_key(url))
 
     def parse_data_url(self, url: str) -> bytes:
         """The bytes in a data: URL.
@@ -101,92 +135,84 @@ class Fetcher:
         return parse_data_url(url, max_bytes=self._media.max_item_bytes)
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        await self._downloads.aclose()
+        await self._probes.aclose()
+        await self._origins.aclose()
+        await self._names.aclose()
 
-    @contextlib.asynccontextmanager
-    async def _open(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
-        target = self._target(url)
-        for _ in range(self._media.max_redirects + 1):
-            async with self._client.stream("GET", target, headers=dict(headers)) as response:
-                if not response.has_redirect_location:
-                    _check_encoding(response, url)
-                    yield response
-                    return
-                target = self._target(response.headers["location"], response.url)
-        limit = self._media.max_redirects
-        raise MediaUnreachable(f"{_shown(url)} redirects more than {limit} times (media.max_redirects)")
+    def _size_key(self, url: str) -> tuple[str, int]:
+        return url, time_bucket(self._clock(), self._media.url_identity_ttl_s)
 
-    def _target(self, url: str, base: httpx.URL | None = None) -> httpx.URL:
+    async def _shared(
+        self,
+        flights: SingleFlight[Any, _V],
+        key: Any,
+        work: Callable[[], Coroutine[Any, Any, _V]],
+        timeout_s: float | None = None,
+    ) -> _V:
         try:
-            target = httpx.URL(url) if base is None else base.join(url)
-        except (httpx.InvalidURL, ValueError) as error:
-            raise RequestError(f"the image's URL is malformed: {error}", code="malformed_url") from None
-        if target.scheme == "http" and not self._media.allow_http:
-            raise RequestError("http URLs are off here (media.allow_http); use https", code="http_off")
-        if target.scheme not in ("http", "https") or not target.host:
-            raise RequestError(f"{_shown(str(target))} is not an http(s) URL", code="malformed_url")
-        return target
+            return await flights.run(key, work, timeout_s)
+        except RequestError as error:
+            raise copy.copy(error) from None  # each request adds its own `param`
 
-    async def _read(self, response: httpx.Response) -> bytes:
-        limit = self._media.max_item_bytes
-        declared = response.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > limit:
-            raise too_large(int(declared), limit)
-        data = bytearray()
-        async for chunk in response.aiter_bytes():
-            data += chunk
-            if len(data) > limit:
-                raise too_large(len(data), limit)
-        return bytes(data)
+    def _raise_known_failure(self, url: str) -> None:
+        failure = self._failures.get(url)
+        if failure is not None:
+            self.counts.failed_before += 1
+            raise copy.copy(failure)
 
-    async def _head(self, url: str) -> bytes:
-        """The first bytes; an origin that sends everything is left when they are there."""
-        limit = self._media.probe_bytes
-        async with self._open(url, {"range": f"bytes=0-{limit - 1}"}) as response:
-            _check_status(response, url)
-            if response.status_code == 206 and not _starts_at_zero(response):
-                raise MediaUnreachable(f"{_shown(url)} answered with another range")
-            head = bytearray()
-            async for chunk in response.aiter_bytes():
-                head += chunk
-                if len(head) >= limit:
-                    break
-            return bytes(head[:limit])
+    async def _download(self, url: str) -> bytes:
+        self.counts.downloads += 1
+        try:
+            data, ttl_s = await self._read(url)
+        except (MediaUnreachable, MediaTooLarge) as error:
+            self._failures.put(url, copy.copy(error), ttl_s=self._media.failure_ttl_s, weight=len(url))
+            raise
+        self._files.put(url, data, ttl_s=min(ttl_s, self._media.cache_ttl_s), weight=len(data) + len(url))
+        return data
 
+    async def _read(self, url: str) -> tuple[bytes, float]:
+        """The file, and for how many seconds its origin lets it be kept."""
+        limit_s = self._media.fetch_timeout_s
+        host = self._origins.target(url).host
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self._fetch_limit.hold(host),
+                self._origins.open(url, {}) as response,
+            ):
+                check_status(response, url)
+                return await self._origins.read(response), freshness_s(response.headers)
+        except (TimeoutError, httpx.TimeoutException):
+            message = f"{shown_url(url)} took longer than {limit_s:g} s (media.fetch_timeout_s)"
+            raise MediaUnreachable(message, status=408) from None
+        except httpx.HTTPError as error:
+            message = f"{shown_url(url)} could not be fetched ({type(error).__name__})"
+            raise MediaUnreachable(message) from error
 
-def _check_status(response: httpx.Response, url: str) -> None:
-    """
-    Raises:
-        MediaUnreachable: anything but a success.
-    """
-    if response.is_success:
-        return
-    status = response.status_code if response.is_client_error else 400
-    message = f"{_shown(url)} could not be fetched: its server answered {response.status_code}"
-    raise MediaUnreachable(f"{message} {response.reason_phrase}".rstrip(), status=status)
+    async def _probe(self, url: str, host: str) -> ImageSize | None:
+        if (data := self._files.get(url)) is not None:
+            size = _size_of(data)
+        else:
+            self.counts.probes += 1
+            size = await self._ask_size(url, host)
+        if size is not None:
+            self.note_size(url, size)
+        return size
 
-
-def _check_encoding(response: httpx.Response, url: str) -> None:
-    """
-    Raises:
-        MediaUnreachable: the file is packed in a way that is not unpacked here.
-    """
-    encoding = response.headers.get("content-encoding", "").strip().lower()
-    if encoding not in _ENCODINGS:
-        message = (
-            f"{_shown(url)} came with content-encoding {encoding[:40]!r}; served are none, gzip and deflate"
-        )
-        raise MediaUnreachable(message)
-
-
-def _starts_at_zero(response: httpx.Response) -> bool:
-    return str(response.headers.get("content-range", "bytes 0-")).replace("=", " ").startswith("bytes 0-")
+    async def _ask_size(self, url: str, host: str) -> ImageSize | None:
+        try:
+            async with (
+                asyncio.timeout(self._media.probe_timeout_ms / 1000),
+                self._probe_limit.hold(host),
+            ):
+                return await probe_remote(self._origins.open, url, self._media.probe_bytes)
+        except (TimeoutError, httpx.HTTPError, MediaUnreachable, ProbeError):
+            return None
 
 
-def _shown(url: str) -> str:
-    """A URL as errors may show it: without user, query and fragment."""
+def _size_of(data: bytes) -> ImageSize | None:
     try:
-        parsed = httpx.URL(url)
-    except (httpx.InvalidURL, ValueError):
-        return "the image"
-    return f"{parsed.scheme}://{parsed.netloc.decode('ascii', 'replace')}{parsed.path}"[:200]
+        return probe_image(data)
+    except ProbeError:
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +16,24 @@ __all__ = ["Conversation", "MediaPart", "media_param", "parse_messages"]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SERVED_PARTS = "text, image_url"
 _MEDIA_PARTS = ("image_url", "video_url", "audio_url", "input_audio", "image_embeds")
-_SCHEMES = ("http://", "https://", "data:")
+_SCHEMES = ("http://", "https://", "data:", "file:")
+MAX_UUID_CHARS = 512
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}")
 #: Fields beside role and content that chat templates read.
 _TEMPLATE_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """A media item as the request names it. param: its path in the request."""
+    """A media item as the request names it.
+
+    url: empty where only a uuid names it. param: its path in the request. uuid: the client's own name.
+    """
 
     modality: Modality
     url: str
     param: str
+    uuid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,26 +124,53 @@ def _part(part: object, param: str, media: list[MediaPart]) -> dict[str, str]:
             raise _refused(f"{param}.text", "must be a text")
         return {"type": "text", "text": part["text"]}
     if kind == "image_url":
-        media.append(MediaPart(Modality.IMAGE, _image_url(part, param), f"{param}.image_url"))
+        uuid = _uuid(part, param)
+        url = _image_url(part, param, is_optional=uuid is not None)
+        media.append(MediaPart(Modality.IMAGE, url, f"{param}.image_url", uuid))
         return {"type": "image"}
     if kind in _MEDIA_PARTS:
+        if "uuid" in part:
+            raise _refused(f"{param}.uuid", "is served for images only")
         raise _refused(
             param, f"is of type {_quoted(kind)}, which is not served yet; served types are {SERVED_PARTS}"
         )
     raise _refused(param, f"has the unknown type {_quoted(kind)}; served types are {SERVED_PARTS}")
 
 
-def _image_url(part: Mapping[str, Any], param: str) -> str:
-    if part.get("uuid") is not None:
-        raise _refused(f"{param}.uuid", "is not served yet; leave it out")
+def _uuid(part: Mapping[str, Any], param: str) -> str | None:
+    """The client's name for the item, beside the media field and not in it."""
+    if isinstance(part.get("image_url"), Mapping) and "uuid" in part["image_url"]:
+        raise _refused(f"{param}.image_url.uuid", "stands beside image_url, not in it")
+    if "uuid" not in part:
+        return None
+    uuid = part["uuid"]
+    if not isinstance(uuid, str) or not uuid:
+        raise _refused(f"{param}.uuid", f"is {_quoted(uuid)}; it must be a text that is not empty")
+    if len(uuid) > MAX_UUID_CHARS:
+        raise _refused(f"{param}.uuid", f"has {len(uuid)} characters; the limit is {MAX_UUID_CHARS}")
+    return uuid
+
+
+def _image_url(part: Mapping[str, Any], param: str, *, is_optional: bool = False) -> str:
     value = part.get("image_url")
+    if value is None and is_optional:
+        return ""
+    if value is None:
+        raise _refused(f"{param}.image_url", "is missing, and there is no uuid of a picture sent before")
     url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str) or not url.strip():
         raise _refused(f"{param}.image_url", 'must be {"url": "..."} with an http(s) or data: URL')
     url = url.strip()
     if not url[:8].lower().startswith(_SCHEMES):
-        raise _refused(f"{param}.image_url", f"begins with {url[:8]!r}; served are http(s) and data: URLs")
+        hint = f"begins with {url[:8]!r}; served are http(s) and data: URLs"
+        if _looks_like_base64(url):
+            hint += ". Bare base64 needs data:image/png;base64, before it"
+        raise _refused(f"{param}.image_url", hint)
     return url
+
+
+def _looks_like_base64(text: str) -> bool:
+    return len(text) > 64 and _BASE64.fullmatch(text[:256]) is not None
 
 
 def _tool_calls(calls: object, param: str) -> list[dict[str, Any]]:

@@ -12,14 +12,24 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpcore
 import httpx
 
 from processors.errors import RequestError
+from processors.single_flight import SingleFlight
 
-__all__ = ["AddressRefused", "GuardedBackend", "GuardedTransport", "Resolver", "is_public", "silence_urls"]
+__all__ = [
+    "AddressRefused",
+    "GuardedBackend",
+    "GuardedTransport",
+    "Resolver",
+    "SystemResolver",
+    "is_public",
+    "silence_urls",
+]
 
 #: From host and port to addresses, best first.
 Resolver = Callable[[str, int], Awaitable[list[str]]]
@@ -40,7 +50,7 @@ class AddressRefused(RequestError):
     def __init__(self, host: str) -> None:
         message = (
             f"{host} is not a public address; fetching from private, loopback and link-local addresses "
-            "is off (media.allow_private_addresses)"
+            "is off (media.allow_private_addresses, media.allowed_networks)"
         )
         super().__init__(message, code="address_refused")
 
@@ -58,21 +68,46 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and ip not in _PROTOCOL_ASSIGNMENTS
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """
-    Raises:
-        OSError: the name does not resolve.
-    """
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+class SystemResolver:
+    """The system's own name service, on threads of its own: a slow name delays nobody's other work, and
+    however many ask for it, it holds one thread. To be closed."""
+
+    def __init__(self, threads: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="sightline-names")
+        self._lookups: SingleFlight[tuple[str, int], list[str]] = SingleFlight(goes_on=True)
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """
+        Raises:
+            OSError, UnicodeError: the name does not resolve.
+        """
+        return await self._lookups.run((host, port), lambda: self._look_up(host, port))
+
+    async def _look_up(self, host: str, port: int) -> list[str]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, _addresses_of, host, port)
+
+    async def aclose(self) -> None:
+        await self._lookups.aclose()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _addresses_of(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Opens TCP connections for httpcore; TLS still checks the name, not the address."""
+    """Opens TCP connections for httpcore; TLS still checks the name, not the address.
 
-    def __init__(self, *, allow_private: bool, resolver: Resolver = resolve) -> None:
+    allowed_networks: these, too, though they are not public.
+    """
+
+    def __init__(
+        self, *, resolver: Resolver, allow_private: bool = False, allowed_networks: Iterable[str] = ()
+    ) -> None:
         self._allow_private = allow_private
+        self._allowed_networks = [ipaddress.ip_network(text) for text in allowed_networks]
         self._resolver = resolver
         self._inner = httpcore.AnyIOBackend()
 
@@ -102,10 +137,16 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             found = await self._resolver(host, port)
         except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(f"{host} does not resolve") from error
-        allowed = [address for address in found if self._allow_private or is_public(address)]
+        allowed = [address for address in found if self._is_allowed(address)]
         if found and not allowed:
             raise AddressRefused(host)
         return allowed
+
+    def _is_allowed(self, address: str) -> bool:
+        if self._allow_private or is_public(address):
+            return True
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        return any(ip in network for network in self._allowed_networks)
 
     async def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
         raise httpcore.ConnectError("unix sockets are not used here")

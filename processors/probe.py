@@ -9,15 +9,18 @@ import struct
 from collections.abc import Callable, Iterator
 
 from processors.exif import ORIENTATION, byteorder_of, orientation, upright
+from processors.formats import named_format
 from processors.header_bytes import NeedMoreBytes, ProbeError, UnknownFormat, take, unpack
+from processors.probe_boxes import heif_size
 from processors.probe_chunks import png_size, webp_size
+from processors.probe_icons import ico_size
 from sightline_types import ImageSize
 
 __all__ = ["NeedMoreBytes", "ProbeError", "UnknownFormat", "probe_image"]
 
 
 def probe_image(head: bytes) -> ImageSize:
-    """The size of a PNG, JPEG, WebP, GIF, BMP or TIFF.
+    """The size of a PNG, JPEG, WebP, GIF, BMP, TIFF, AVIF, HEIC or ICO.
 
     head: the file's first bytes, or all of them. PNG allows orientation after the pixels: it is
         honoured as far as `head` reaches.
@@ -36,9 +39,13 @@ def _reader(head: bytes) -> Callable[[bytes], ImageSize]:
     for start, reader in _READERS:
         if head.startswith(start):
             return reader
+    if (name := named_format(head)) not in (None, "HEIC"):
+        raise UnknownFormat(f"{name}, which is not read here")
+    if head[4:8] == b"ftyp":
+        return heif_size
     if len(head) < _LONGEST_START and any(start.startswith(head) for start, _ in _READERS):
         raise NeedMoreBytes("too few bytes to tell the format")
-    raise UnknownFormat("none of PNG, JPEG, WebP, GIF, BMP, TIFF")
+    raise UnknownFormat("none of PNG, JPEG, WebP, GIF, BMP, TIFF, AVIF, HEIC, ICO")
 
 
 # JPEG
@@ -174,5 +181,6 @@ _READERS: tuple[tuple[bytes, Callable[[bytes], ImageSize]], ...] = (
     (b"BM", _bmp),
     (b"II*\x00", _tiff),
     (b"MM\x00*", _tiff),
+    (b"\x00\x00\x01\x00", ico_size),
 )
 _LONGEST_START = max(len(start) for start, _ in _READERS)

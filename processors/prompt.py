@@ -14,14 +14,14 @@ from processors.config import MediaConfig
 from processors.errors import RequestError
 from processors.families import layout_for
 from processors.fetch import Fetcher
-from processors.items import ItemMaker
+from processors.items import ItemMaker, RequestScope
 from processors.layout import FamilyLayout, LayoutOptions
 from processors.messages import parse_messages
 from processors.model_files import ModelFiles
 from processors.processor_kwargs import check_processor_kwargs
 from processors.template import ChatTemplate
 from processors.token_cache import TokenCacheStats
-from sightline_types import Modality, PreparedPrompt
+from sightline_types import MediaItem, Modality, PreparedPrompt
 
 __all__ = ["PromptBuilder"]
 
@@ -66,8 +66,13 @@ class PromptBuilder:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
+        tenant: str | None = None,
+        size_wait_ms: float | None = None,
     ) -> PreparedPrompt:
         """Render, tokenize, name and measure the media, and foresee the engine's expanded prompt.
+
+        tenant: whose client uuids the request's are. size_wait_ms: how long to wait for sizes behind
+        URLs; None is `media.probe_budget_ms`, 0 takes only what is known already.
 
         Raises:
             RequestError: whatever is wrong with the request or its media.
@@ -85,7 +90,8 @@ class PromptBuilder:
             add_generation_prompt=add_generation_prompt,
         )
         self._check_placeholders(chat.token_ids, len(conversation.media))
-        items = await _all(self._items.make(part) for part in conversation.media)
+        scope = RequestScope(tenant, mm_processor_kwargs or {}, size_wait_ms)
+        items = await _all(self._items.make(part, scope) for part in conversation.media)
         return assemble(
             chat,
             items,
@@ -97,6 +103,16 @@ class PromptBuilder:
     @property
     def token_cache_stats(self) -> TokenCacheStats:
         return self._template.cache_stats
+
+    async def as_fetched(
+        self, item: MediaItem, data: bytes, mm_processor_kwargs: Mapping[str, Any] | None = None
+    ) -> MediaItem:
+        """An item of a prompt made here, as its file turned out to be; see `ItemMaker.as_fetched`.
+
+        Raises:
+            RequestError: the file has too many pixels or is no picture.
+        """
+        return await self._items.as_fetched(item, data, RequestScope(options=mm_processor_kwargs or {}))
 
     async def aclose(self) -> None:
         """Closes the fetcher, too."""

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Answer:
-    """stall_s: seconds before the answer. ignores_range: sends everything with status 200."""
+    """stall_s: seconds before the answer. ignores_range: sends everything with status 200.
+    omits_length: writes no content-length of its own. drip: (bytes, seconds) of each piece.
+    """
 
     body: bytes = b""
     status: str = "200 OK"
@@ -19,6 +21,8 @@ class Answer:
     stall_s: float = 0.0
     ignores_range: bool = False
     chunked: bool = False
+    omits_length: bool = False
+    drip: tuple[int, float] = (16384, 0.0)
 
 
 @dataclass
@@ -54,13 +58,15 @@ class Origin:
             status = "206 Partial Content"
             headers.append(f"content-range: bytes {first}-{min(last, len(body) - 1)}/{len(body)}")
             body = body[first : last + 1]
-        if not answer.chunked:
+        if not (answer.chunked or answer.omits_length):
             headers.append(f"content-length: {len(body)}")
         writer.write("\r\n".join([f"HTTP/1.1 {status}", "connection: close", *headers, "", ""]).encode())
-        for at in range(0, len(body), 16384):
-            writer.write(body[at : at + 16384])
+        piece, pause_s = answer.drip
+        for at in range(0, len(body), piece):
+            writer.write(body[at : at + piece])
             await writer.drain()
-            self.sent += len(body[at : at + 16384])
+            self.sent += len(body[at : at + piece])
+            await asyncio.sleep(pause_s)
 
 
 @contextlib.asynccontextmanager

@@ -93,7 +93,7 @@ def test_an_image_without_a_url_is_refused(value: object) -> None:
     )
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/a", "/a.png", "a.png", "gopher://x"])
+@pytest.mark.parametrize("url", ["ftp://host/a", "/a.png", "a.png", "gopher://x"])
 def test_other_schemes_are_refused(url: str) -> None:
     assert "http(s) and data:" in refusal(user({"type": "image_url", "image_url": {"url": url}})).message
 
@@ -102,8 +102,43 @@ def test_a_scheme_may_be_in_capitals() -> None:
     assert parse(user({"type": "image_url", "image_url": {"url": "HTTPS://host/a"}})).media
 
 
-def test_a_client_uuid_is_not_served_yet() -> None:
-    assert refusal(user({**IMAGE, "uuid": "mine"})).param == "messages[0].content[0].uuid"
+def test_a_client_uuid_stands_beside_the_picture() -> None:
+    assert [part.uuid for part in parse(user({**IMAGE, "uuid": "mine"}, IMAGE)).media] == ["mine", None]
+
+
+@pytest.mark.parametrize("image", [{}, {"image_url": None}])
+def test_a_uuid_alone_names_a_picture(image: dict[str, Any]) -> None:
+    (part,) = parse(user({"type": "image_url", "uuid": "mine", **image})).media
+    assert (part.uuid, part.url) == ("mine", "")
+
+
+@pytest.mark.parametrize("image", [{}, {"image_url": None}])
+def test_a_picture_with_neither_url_nor_uuid_is_refused(image: dict[str, Any]) -> None:
+    error = refusal(user({"type": "image_url", **image}))
+    assert error.param == "messages[0].content[0].image_url"
+    assert "uuid" in error.message
+
+
+@pytest.mark.parametrize("uuid", ["", None, 7, ["a"], {"id": "a"}, "x" * 513])
+def test_a_uuid_must_be_a_text_that_is_not_empty(uuid: object) -> None:
+    error = refusal(user({**IMAGE, "uuid": uuid}))
+    assert error.param == "messages[0].content[0].uuid"
+
+
+def test_a_uuid_inside_the_media_field_is_refused() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://host/a.png", "uuid": "mine"}}
+    assert refusal(user(image)).param == "messages[0].content[0].image_url.uuid"
+
+
+@pytest.mark.parametrize("kind", ["video_url", "audio_url", "input_audio"])
+def test_a_uuid_of_anything_but_an_image_is_refused(kind: str) -> None:
+    part = {"type": kind, kind: {"url": "https://host/a"}, "uuid": "mine"}
+    assert refusal(user(part)).param == "messages[0].content[0].uuid"
+
+
+def test_bare_base64_is_told_what_it_lacks() -> None:
+    image = {"type": "image_url", "image_url": {"url": "iVBORw0KGgo" * 20}}
+    assert "data:image/png;base64," in refusal(user(image)).message
 
 
 def test_media_on_a_text_only_deployment_name_the_setting() -> None:

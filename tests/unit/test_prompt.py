@@ -56,7 +56,14 @@ class Builders:
     def __call__(
         self, folder: Path | None = None, *, enable_multimodal: bool = True, **settings: Any
     ) -> PromptBuilder:
-        media = MediaConfig(**{"allow_private_addresses": True, "probe_timeout_ms": 10000, **settings})
+        media = MediaConfig(
+            **{
+                "allow_private_addresses": True,
+                "probe_timeout_ms": 10000,
+                "probe_budget_ms": 10000,
+                **settings,
+            }
+        )
         files = ModelFiles.load(folder or self.folder)
         fetcher = Fetcher(media, clock=self.clock)
         builder = PromptBuilder(
