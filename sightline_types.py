@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, NewType
@@ -19,7 +20,6 @@ import xxhash
 __all__ = [
     "DEFAULT_GROUP",
     "BlockKey",
-    "BookedLoad",
     "CandidateScore",
     "Decision",
     "DecisionId",
@@ -37,6 +37,7 @@ __all__ = [
     "LifecycleKind",
     "MediaId",
     "MediaItem",
+    "MediaOverlap",
     "MediaReport",
     "MediaSource",
     "MediaSpan",
@@ -44,6 +45,7 @@ __all__ = [
     "PreparedPrompt",
     "PushReply",
     "RelayStatus",
+    "RouteHints",
     "RouteQuery",
     "Tier",
     "TierDelta",
@@ -165,6 +167,7 @@ class DegradeReason(StrEnum):
     KV_CACHE_GROUPS = "kv_cache_groups"
     KV_EVENTS_OFF = "kv_events_off"
     LENGTH_DISTRUST = "length_distrust"  # the engine's prompt length contradicted ours
+    CACHED_DISTRUST = "cached_distrust"  # the engine's cached tokens contradicted ours, again and again
     ROUTER_UNREACHABLE = "router_unreachable"
     DECISION_TIMEOUT = "decision_timeout"
     NO_WORKER = "no_worker"
@@ -178,6 +181,9 @@ class DecisionReason(StrEnum):
     ONLY_WORKER = "only_worker"
     FELL_OPEN = "fell_open"  # another replica than the decided one took the request
     POLICY = "policy"  # a comparison policy that knows no cost
+    SAMPLED = "sampled"  # drawn by cost, at a temperature above 0
+    SESSION = "session"  # the session's own worker (hint)
+    PINNED = "pinned"  # the worker that the request names (hint)
     ROUTER_UNREACHABLE = "router_unreachable"
     DECISION_TIMEOUT = "decision_timeout"
     NO_WORKER = "no_worker"
@@ -244,6 +250,11 @@ class MediaSpan:
         """(first, end) positions in the prompt of each run of placeholder tokens proper."""
         runs = self.embeds or (EmbedRun(0, self.length),)
         return tuple((self.offset + start, self.offset + start + length) for start, length in runs)
+
+    @property
+    def num_embeds(self) -> int:
+        """Tokens that the item's encoder fills."""
+        return sum(run.length for run in self.embeds) if self.embeds else self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +392,20 @@ class KeyedView:
 
 
 @dataclass(frozen=True, slots=True)
+class RouteHints:
+    """What a client asked of the router, where the configuration lets it.
+
+    session: 64 bits of the session's name; None without one. priority: above 0 the request passes the
+    admission limits. worker: a worker's id, or its replica's alone, that must serve the request.
+    """
+
+    session: int | None = None
+    is_session_hard: bool = False
+    priority: int = 0
+    worker: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RouteQuery:
     """What the router actor is asked. It never holds tokens.
 
@@ -392,6 +417,8 @@ class RouteQuery:
         agree with `layout` get credit for the full blocks before it only. None without media.
     tie_key: settles equal costs; the same request always has the same.
     exclude: workers that must not be chosen (they failed this request already).
+    spans: the media of exact layout, in prompt order; with them the router knows each one's encoder work
+        and blocks. Without them it goes by the views' `media_ends`.
     """
 
     decision_id: DecisionId
@@ -405,11 +432,31 @@ class RouteQuery:
     media: tuple[MediaReport, ...] = ()
     reasons: tuple[DegradeReason, ...] = ()
     expected_output_tokens: int = 0
+    spans: tuple[MediaSpan, ...] = ()
+    hints: RouteHints = RouteHints()
+
+
+@dataclass(frozen=True, slots=True)
+class MediaOverlap:
+    """One media item on one worker: blocks that touch it, how many of them are usable there, and whether
+    its encoder output is thought to be cached."""
+
+    media_id: MediaId
+    held_blocks: int
+    total_blocks: int
+    is_encoded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateScore:
-    """One worker as a decision saw it. Costs in milliseconds; blocks of the worker's own size."""
+    """One worker as a decision saw it. Costs in milliseconds; blocks of the worker's own size.
+
+    lower_blocks: usable if what lies in lower tiers (CPU, disk) is counted, too.
+    shadow_blocks: what `overlap_blocks` would be if the worker were trusted.
+    encoder_cached_tokens: encoder tokens of media that no cached prefix covers, but whose encoder output
+        the worker is thought to have.
+    session_ms: below 0 where the request's session lives.
+    """
 
     worker: WorkerId
     overlap_blocks: int  # usable blocks, confirmed by events
@@ -422,10 +469,15 @@ class CandidateScore:
     prefill_ms: float
     pressure_ms: float
     reasons: tuple[DegradeReason, ...] = ()
+    lower_blocks: int = 0
+    shadow_blocks: int = 0
+    encoder_cached_tokens: int = 0
+    session_ms: float = 0.0
+    media: tuple[MediaOverlap, ...] = ()
 
     @property
     def cost_ms(self) -> float:
-        return self.wait_ms + self.encode_ms + self.prefill_ms + self.pressure_ms
+        return self.wait_ms + self.encode_ms + self.prefill_ms + self.pressure_ms + self.session_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,19 +486,23 @@ class Decision:
 
     predicted_cached_tokens: what the engine will report as cached on `worker`.
     applied_seq: the last event batch of `worker` that the decision knew of.
+    candidates: the decided one first where the router made them, then the others, cheapest first; the
+        answer to an ingress names the first few of them only.
+    regret_tokens: cached tokens that the worker with the most of them would have had beyond the decided.
     """
 
     decision_id: DecisionId
     worker: WorkerId
     block_size: int
     reason: DecisionReason
-    candidates: tuple[CandidateScore, ...]
+    candidates: Sequence[CandidateScore]
     num_tokens: int
     applied_seq: int
     pool_version: int
     degraded: tuple[DegradeReason, ...] = ()
     media: tuple[MediaReport, ...] = ()
     first_media_offset: int | None = None
+    regret_tokens: int = 0
 
     @property
     def chosen(self) -> CandidateScore:
@@ -463,15 +519,6 @@ class Decision:
         return (self.worker, *(c.worker for c in others))
 
 
-@dataclass(frozen=True, slots=True)
-class BookedLoad:
-    """What one decision adds to a worker until its end."""
-
-    prefill_tokens: int
-    encode_tokens: int
-    keys: tuple[int, ...] = ()
-
-
 class LifecycleKind(StrEnum):
     STARTED = "started"  # the replica has taken the request
     FIRST_TOKEN = "first_token"
@@ -481,13 +528,17 @@ class LifecycleKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LifecycleEvent:
-    """What a replica says of one request, in the same channel as its KV events."""
+    """What a replica says of one request, in the same channel as its KV events.
+
+    first_token_ms: from STARTED to the first token, on the replica's own clock; with END.
+    """
 
     kind: LifecycleKind
     decision_id: DecisionId
     cached_tokens: int | None = None  # the engine's own figure; with END
     prompt_tokens: int | None = None  # the engine's own figure; with END
     comparable: bool = True  # False where the engine skipped reading its prefix cache
+    first_token_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,6 +580,7 @@ class WorkerContract:
     kv_groups: the KV cache groups, one with full attention first where there is any: a `Tier` numbers them
         by their place here. `block_size` divides the block size of each.
     kv_capacity_tokens: 0 where unknown.
+    encoder_cache_tokens: encoder tokens whose output the engine keeps; 0 where unknown.
     """
 
     engine: str
@@ -542,6 +594,7 @@ class WorkerContract:
     layouts: tuple[LayoutContract, ...] = ()
     drops_last_matched_block: bool = False
     kv_capacity_tokens: int = 0
+    encoder_cache_tokens: int = 0
     detail: dict[str, Any] = field(default_factory=dict, hash=False, compare=False)
 
     @property
@@ -581,6 +634,7 @@ class RelayStatus:
     engine_seq: the engine's last event batch that the relay has translated (-1: none yet).
     idle: no request runs, and neither an event nor a lifecycle change came for the settle time.
     partial: events were lost beyond the engine's replay buffer since this epoch began.
+    dropped_lifecycle_events: of requests, told by nobody else: there was no actor for too long.
     """
 
     engine_seq: int = -1
@@ -588,6 +642,7 @@ class RelayStatus:
     partial: bool = False
     replayed_batches: int = 0
     undecodable_events: int = 0
+    dropped_lifecycle_events: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -598,6 +653,8 @@ class WorkerPush:
     table: the deltas are the worker's full residency, not a change, and `contract` is present:
         the first message of an epoch (registration), and the answer to `need == "table"`.
     leaving: the worker will take no more requests; forget it.
+    running: the requests that the replica serves now, told every few seconds, so that their bookings
+        live on; None in the messages between.
     """
 
     worker: WorkerId
@@ -610,6 +667,7 @@ class WorkerPush:
     table: bool = False
     contract: WorkerContract | None = None
     leaving: bool = False
+    running: tuple[DecisionId, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

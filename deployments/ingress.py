@@ -250,8 +250,11 @@ class Ingress:
     async def router_decision(self, decision_id: str) -> Response:
         receipt = await self._ask_router(self._router.receipt.remote(DecisionId(decision_id)))
         if receipt is None:
-            kept = self._config.router.decisions_kept
-            message = f"no decision {quoted(decision_id)}: it is unknown, or older than the last {kept}"
+            kept = self._config.router.receipts_memory_bytes
+            message = (
+                f"no decision {quoted(decision_id)}: it is unknown, or older than what {kept} bytes hold "
+                "(router.receipts_memory_bytes)"
+            )
             raise RequestError(message, status=404, code="decision_not_found")
         return JSONResponse(plain(receipt))
 

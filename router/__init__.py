@@ -4,9 +4,11 @@ The shells that know Ray (`actor`, `client`, `pinned`) and the event relay are i
 """
 
 from router.active import ActiveBlocks
-from router.audit import ContractRefused
+from router.admission import Overloaded
 from router.config import RouterConfig
-from router.core import CoreStats, NoWorker, PoolView, RouterCore, WorkerStatus
+from router.contracts import ContractRefused
+from router.core import CoreStats, PoolView, RouterCore, WorkerStatus
+from router.fleet import NoWorker, UnknownWorker
 from router.index import BlockIndex, Leading, Match
 from router.keys import RouterError, block_keys, chain_key, root_key
 from router.load import LoadBook, WorkerLoad
@@ -23,11 +25,13 @@ __all__ = [
     "Match",
     "NoWorker",
     "Outcome",
+    "Overloaded",
     "PoolView",
     "Receipt",
     "RouterConfig",
     "RouterCore",
     "RouterError",
+    "UnknownWorker",
     "WorkerLoad",
     "WorkerStatus",
     "block_keys",

@@ -12,11 +12,14 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from router.audit import ContractRefused
+from router.admission import Overloaded
 from router.config import RouterConfig
-from router.core import CoreStats, NoWorker, PoolView, Receipt, RouterCore, WorkerStatus
+from router.contracts import ContractRefused
+from router.core import CoreStats, PoolView, Receipt, RouterCore, WorkerStatus
+from router.fleet import NoWorker, UnknownWorker
 from sightline_types import (
     Decision,
     DecisionId,
@@ -27,11 +30,13 @@ from sightline_types import (
     WorkerPush,
 )
 
-__all__ = ["RouterActor", "StalePool", "Undecided"]
+__all__ = ["Refusal", "RouterActor", "StalePool", "Undecided"]
 
 log = logging.getLogger("sightline.router")
 
 SWEEP_PERIOD_S = 1.0
+#: Candidates that the answer to an ingress names; the receipt has all of them.
+NAMED_CANDIDATES = 8
 WARM_POLL_S = 0.05
 
 
@@ -40,6 +45,16 @@ class Undecided:
     """No decision was made; the request goes where the pinned router sends it."""
 
     reason: DegradeReason
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The request must not be served as it is: the pool is full (429), or it is pinned to a worker that
+    is not here (404)."""
+
+    message: str
+    status: Literal[404, 429]
+    retry_after_s: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +97,29 @@ class RouterActor:
     async def ping(self) -> int:
         return self._core.epoch
 
-    async def decide_many(self, queries: Sequence[RouteQuery]) -> list[Decision | Undecided | StalePool]:
+    async def decide_many(
+        self, queries: Sequence[RouteQuery]
+    ) -> list[Decision | Undecided | StalePool | Refusal]:
         """Decide and book every query, in order."""
         if not self._core.is_warm():
             return [Undecided(DegradeReason.ROUTER_UNREACHABLE) for _ in queries]
         return [self._decide(query) for query in queries]
 
-    def _decide(self, query: RouteQuery) -> Decision | Undecided | StalePool:
+    def _decide(self, query: RouteQuery) -> Decision | Undecided | StalePool | Refusal:
         pool = self._core.pool()
-        if any(contract.spec not in query.views for contract in pool.contracts.values()):
+        if not pool.specs <= query.views.keys():
             return StalePool(pool)
         try:
             decision = self._core.decide(query)
         except NoWorker:
             return Undecided(DegradeReason.NO_WORKER)
+        except UnknownWorker as error:
+            return Refusal(str(error), 404)
+        except Overloaded as error:
+            return Refusal(str(error), 429, error.retry_after_s)
         if log.isEnabledFor(logging.DEBUG):
             log.debug(describe(decision))
-        return decision
+        return replace(decision, candidates=decision.candidates[:NAMED_CANDIDATES])
 
     async def push(self, message: WorkerPush) -> PushReply:
         known = message.worker in self._core.pool().contracts
@@ -117,6 +138,23 @@ class RouterActor:
         """Undo decisions that nobody acted on."""
         for decision_id in decision_ids:
             self._core.cancel(decision_id)
+
+    async def renew(self, decision_ids: Sequence[DecisionId]) -> None:
+        """Their ingress lives, and still waits for a replica to take them."""
+        self._core.renew(decision_ids)
+
+    async def configure(self, config: RouterConfig) -> None:
+        """Live settings; nothing that is known is lost."""
+        self._config = config
+        self._core.configure(config)
+        log.info("router settings changed: policy %s", config.policy)
+
+    async def trust(self, worker: WorkerId) -> tuple[str, ...] | None:
+        """An operator's word; see `RouterCore.trust`."""
+        restored = self._core.trust(worker)
+        if restored:
+            log.warning("worker %s is trusted again by an operator: %s", worker, ", ".join(restored))
+        return restored
 
     async def rebook(self, decision_id: DecisionId, worker: WorkerId) -> None:
         """Move a decision to the worker that really serves it."""

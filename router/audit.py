@@ -1,52 +1,23 @@
-"""Exactness is checked, not assumed: contracts at registration, predictions against what engines report.
+"""Exactness is checked, not assumed: predictions against what engines report, per worker and layout.
 
 A prompt length that differs from an exact view's means that the layout is wrong on that worker: it is
-distrusted at once. A cached-token figure that differs is counted only, since events may be under way.
+distrusted at once. A cached-token figure that differs distrusts only when that repeats on comparable
+requests, with nothing in between that explains it. A distrusted layout earns no credit; its predictions
+are still made and compared (shadow predictions), and after a run of right ones it is trusted again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from enum import StrEnum
 
-from router.keys import RouterError
-from router.kv_groups import bad_groups, is_predictable
-from sightline_types import (
-    Decision,
-    DecisionId,
-    DegradeReason,
-    LayoutContract,
-    LifecycleEvent,
-    WorkerContract,
-    WorkerId,
-    WorkerPush,
-)
+from router.config import RouterConfig
+from sightline_types import DecisionId, DegradeReason, WorkerId
 
-__all__ = [
-    "Audit",
-    "AuditCounters",
-    "ContractRefused",
-    "Difference",
-    "FamilyStatus",
-    "check_contract",
-    "family_statuses",
-    "worker_reasons",
-]
+__all__ = ["Audit", "AuditCounters", "Difference", "LayoutAudit", "Prediction", "Verdict"]
 
-
-class ContractRefused(RouterError):
-    """A worker registered with a contract that no keys can be computed for."""
-
-
-@dataclass(frozen=True, slots=True)
-class FamilyStatus:
-    """A model family on one worker: what it registered, and whether media earn exact credit now."""
-
-    family: str
-    fingerprint: str
-    available: bool
-    active: bool
-    reason: DegradeReason | None
-    detail: str
+#: Weight of the newest comparison in the drift.
+_DRIFT_GAIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,128 +29,239 @@ class Difference:
     reported: int
 
 
+class Verdict(StrEnum):
+    """What one comparison of cached tokens says."""
+
+    AGREED = "agreed"
+    DIFFERED = "differed"
+    EXPLAINED = "explained"  # it differed, and what changed in between may be why
+    NOT_COMPARED = "not_compared"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A range, in tokens: blocks expected at decision time may have come by the time the engine looked."""
+
+    decision_id: DecisionId
+    least: int
+    most: int
+
+    def nearest(self, reported: int) -> int:
+        """The end of the range that `reported` is to be held against; itself where it lies within."""
+        return min(max(reported, self.least), self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutAudit:
+    """One layout (None: text) on one worker.
+
+    agreed, differed: predicted cached tokens against the engine's. explained: they differ, but blocks
+    were evicted or came in between. not_compared: where the comparison says nothing.
+    length_agreed, length_differed: prompt lengths of exact views.
+    drift_tokens: how far the engine's figure lies outside the prediction, a moving mean of the
+    comparable requests, unexplained ones only.
+    distrust: why it earns no credit now; shadow_agreements: right predictions in a row since.
+    """
+
+    layout: str | None
+    agreed: int = 0
+    differed: int = 0
+    explained: int = 0
+    not_compared: int = 0
+    length_agreed: int = 0
+    length_differed: int = 0
+    drift_tokens: float = 0.0
+    distrust: DegradeReason | None = None
+    shadow_agreements: int = 0
+    times_distrusted: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class AuditCounters:
-    """One worker's audit.
+    """One worker's audit: the sums of its layouts', and each of them.
 
-    agreed, differed: predicted cached tokens against the engine's.
-    not_compared: requests where that comparison says nothing.
-    length_agreed, length_differed: prompt lengths of exact views.
-    distrusted: fingerprints of the layouts that this worker's engine contradicted.
+    distrusted: fingerprints of the layouts that earn no credit now ("" for text).
     """
 
     agreed: int = 0
     differed: int = 0
+    explained: int = 0
     not_compared: int = 0
     length_agreed: int = 0
     length_differed: int = 0
+    drift_tokens: float = 0.0
+    distrusted: tuple[str, ...] = ()
     last_difference: Difference | None = None
     last_length_difference: Difference | None = None
-    distrusted: tuple[str, ...] = ()
+    layouts: tuple[LayoutAudit, ...] = ()
+
+
+@dataclass(slots=True)
+class _Layout:
+    """`LayoutAudit` while it counts. in_a_row: unexplained differences since the last agreement."""
+
+    agreed: int = 0
+    differed: int = 0
+    explained: int = 0
+    not_compared: int = 0
+    length_agreed: int = 0
+    length_differed: int = 0
+    drift_tokens: float = 0.0
+    distrust: DegradeReason | None = None
+    in_a_row: int = 0
+    shadow_agreements: int = 0
+    times_distrusted: int = 0
+    is_length_right: bool = True  # of the request compared last
+
+    def view(self, layout: str | None) -> LayoutAudit:
+        return LayoutAudit(
+            layout,
+            self.agreed,
+            self.differed,
+            self.explained,
+            self.not_compared,
+            self.length_agreed,
+            self.length_differed,
+            round(self.drift_tokens, 3),
+            self.distrust,
+            self.shadow_agreements,
+            self.times_distrusted,
+        )
+
+
+@dataclass(slots=True)
+class _Worker:
+    layouts: dict[str | None, _Layout] = field(default_factory=dict)
+    last_difference: Difference | None = None
+    last_length_difference: Difference | None = None
 
 
 @dataclass(slots=True)
 class Audit:
-    """Counters by worker; they last as long as the worker is known."""
+    """Counters by worker; they last as long as the worker is known. version: of what is distrusted."""
 
-    _counters: dict[WorkerId, AuditCounters] = field(default_factory=dict)
+    distrust_after: int = 3
+    trust_after: int = 10
+    version: int = 0
+    _workers: dict[WorkerId, _Worker] = field(default_factory=dict)
+
+    def configure(self, config: RouterConfig) -> None:
+        self.distrust_after = config.distrust_after_differences
+        self.trust_after = config.trust_after_agreements
 
     def of(self, worker: WorkerId) -> AuditCounters:
-        return self._counters.get(worker, AuditCounters())
-
-    def would_distrust(self, worker: WorkerId, layout: str | None) -> bool:
-        """Whether `layout` earns no media credit on `worker`."""
-        return layout in self.of(worker).distrusted
-
-    def compare_cached(self, decision: Decision, event: LifecycleEvent, *, comparable: bool) -> bool | None:
-        """Hold the predicted overlap against `event.cached_tokens`; None where that says nothing.
-
-        It agrees within a range where blocks were expected at decision time: a twin's blocks may have
-        come by the time the engine looked.
-        """
-        worker, score, cached = decision.worker, decision.chosen, event.cached_tokens
-        counters = self.of(worker)
-        if not comparable or not event.comparable or cached is None:
-            self._counters[worker] = replace(counters, not_compared=counters.not_compared + 1)
-            return None
-        most = max(score.overlap_blocks, score.expected_blocks) * decision.block_size
-        if decision.predicted_cached_tokens <= cached <= most:
-            self._counters[worker] = replace(counters, agreed=counters.agreed + 1)
-            return True
-        last = Difference(decision.decision_id, decision.predicted_cached_tokens, cached)
-        self._counters[worker] = replace(counters, differed=counters.differed + 1, last_difference=last)
-        return False
-
-    def compare_length(self, decision: Decision, layout: str | None, event: LifecycleEvent) -> None:
-        """Hold the length of an exact view against `event.prompt_tokens`; distrust `layout` if it differs."""
-        worker, reported = decision.worker, event.prompt_tokens
-        counters = self.of(worker)
-        if reported is None:
-            return
-        if reported == decision.num_tokens:
-            self._counters[worker] = replace(counters, length_agreed=counters.length_agreed + 1)
-            return
-        known = counters.distrusted
-        self._counters[worker] = replace(
-            counters,
-            length_differed=counters.length_differed + 1,
-            last_length_difference=Difference(decision.decision_id, decision.num_tokens, reported),
-            distrusted=known if layout is None or layout in known else (*known, layout),
+        known = self._workers.get(worker)
+        if known is None:
+            return AuditCounters()
+        layouts = tuple(audit.view(layout) for layout, audit in known.layouts.items())
+        return AuditCounters(
+            agreed=sum(audit.agreed for audit in layouts),
+            differed=sum(audit.differed for audit in layouts),
+            explained=sum(audit.explained for audit in layouts),
+            not_compared=sum(audit.not_compared for audit in layouts),
+            length_agreed=sum(audit.length_agreed for audit in layouts),
+            length_differed=sum(audit.length_differed for audit in layouts),
+            drift_tokens=max((audit.drift_tokens for audit in layouts), default=0.0),
+            distrusted=tuple(audit.layout or "" for audit in layouts if audit.distrust is not None),
+            last_difference=known.last_difference,
+            last_length_difference=known.last_length_difference,
+            layouts=layouts,
         )
 
+    def distrust_of(self, worker: WorkerId, layout: str | None) -> DegradeReason | None:
+        """Why `layout` earns no credit on `worker`; None where it is trusted."""
+        known = self._workers.get(worker)
+        audit = known.layouts.get(layout) if known is not None else None
+        return audit.distrust if audit is not None else None
+
+    def compare_length(
+        self, worker: WorkerId, layout: str | None, decision_id: DecisionId, predicted: int, reported: int
+    ) -> None:
+        """Hold the length of an exact view against the engine's; distrust `layout` at once if it differs."""
+        known, audit = self._find(worker, layout)
+        audit.is_length_right = reported == predicted
+        if audit.is_length_right:
+            audit.length_agreed += 1
+            return
+        audit.length_differed += 1
+        known.last_length_difference = Difference(decision_id, predicted, reported)
+        self._distrust(audit, DegradeReason.LENGTH_DISTRUST)
+
+    def compare_cached(
+        self,
+        worker: WorkerId,
+        layout: str | None,
+        predicted: Prediction,
+        reported: int,
+        *,
+        is_explained: bool,
+    ) -> Verdict:
+        """Hold the predicted cached tokens against the engine's.
+
+        is_explained: what changed in the worker's cache in between may account for a difference.
+        """
+        known, audit = self._find(worker, layout)
+        off = abs(predicted.nearest(reported) - reported)
+        if off and is_explained:
+            audit.explained += 1
+            return Verdict.EXPLAINED
+        audit.drift_tokens += _DRIFT_GAIN * (off - audit.drift_tokens)
+        if off:
+            audit.differed += 1
+            known.last_difference = Difference(predicted.decision_id, predicted.nearest(reported), reported)
+            self._differ(audit)
+            return Verdict.DIFFERED
+        audit.agreed += 1
+        self._agree(audit)
+        return Verdict.AGREED
+
+    def skip(self, worker: WorkerId, layout: str | None) -> Verdict:
+        """A request that says nothing of the predictions."""
+        self._find(worker, layout)[1].not_compared += 1
+        return Verdict.NOT_COMPARED
+
+    def trust(self, worker: WorkerId) -> tuple[str, ...]:
+        """An operator's word: every layout of `worker` is believed again. Which were not."""
+        known = self._workers.get(worker)
+        restored = []
+        for layout, audit in known.layouts.items() if known is not None else ():
+            if audit.distrust is not None:
+                restored.append(layout or "")
+                self._restore(audit)
+        return tuple(restored)
+
     def forget(self, worker: WorkerId) -> None:
-        self._counters.pop(worker, None)
+        self._workers.pop(worker, None)
+        self.version += 1
 
+    def _find(self, worker: WorkerId, layout: str | None) -> tuple[_Worker, _Layout]:
+        known = self._workers.setdefault(worker, _Worker())
+        return known, known.layouts.setdefault(layout, _Layout())
 
-def check_contract(msg: WorkerPush) -> WorkerContract:
-    """The contract of a table.
+    def _differ(self, audit: _Layout) -> None:
+        audit.in_a_row += 1
+        if audit.distrust is not None:
+            audit.shadow_agreements = 0
+        elif audit.in_a_row >= self.distrust_after:
+            self._distrust(audit, DegradeReason.CACHED_DISTRUST)
 
-    Raises:
-        ContractRefused: it is missing, or no keys can be computed for it.
-    """
-    contract = msg.contract
-    if contract is None:
-        raise ContractRefused(f"worker {msg.worker} sent its table without a contract")
-    if contract.block_size < 1:
-        raise ContractRefused(f"worker {msg.worker}: block_size={contract.block_size}; it must be at least 1")
-    wrong = bad_groups(contract)
-    if wrong is not None:
-        raise ContractRefused(f"worker {msg.worker}: {wrong}")
-    return contract
+    def _agree(self, audit: _Layout) -> None:
+        audit.in_a_row = 0
+        if audit.distrust is None or not audit.is_length_right:
+            return
+        audit.shadow_agreements += 1
+        if audit.shadow_agreements >= self.trust_after:
+            self._restore(audit)
 
+    def _distrust(self, audit: _Layout, reason: DegradeReason) -> None:
+        audit.shadow_agreements = 0
+        if audit.distrust is None:
+            audit.times_distrusted += 1
+        if audit.distrust is not reason:
+            audit.distrust = reason
+            self.version += 1
 
-def worker_reasons(contract: WorkerContract, audit: AuditCounters) -> tuple[DegradeReason, ...]:
-    """Why a worker is less than exact."""
-    reasons = [layout.reason for layout in contract.layouts if layout.reason is not None]
-    if not contract.publishes_events:
-        reasons.append(DegradeReason.KV_EVENTS_OFF)
-    if not is_predictable(contract):
-        reasons.append(DegradeReason.KV_CACHE_GROUPS)
-    if audit.distrusted:
-        reasons.append(DegradeReason.LENGTH_DISTRUST)
-    return tuple(dict.fromkeys(reasons))
-
-
-def family_statuses(contract: WorkerContract, audit: AuditCounters) -> tuple[FamilyStatus, ...]:
-    return tuple(_family(contract, layout, audit) for layout in contract.layouts)
-
-
-def _family(contract: WorkerContract, layout: LayoutContract, audit: AuditCounters) -> FamilyStatus:
-    """Active: event-driven routing, a cache that predictions exist for, and an agreeing, trusted layout."""
-    reason = layout.reason
-    if not layout.exact:
-        reason = reason or DegradeReason.CONTRACT_MISMATCH
-    elif layout.fingerprint in audit.distrusted:
-        reason = DegradeReason.LENGTH_DISTRUST
-    elif not contract.publishes_events:
-        reason = DegradeReason.KV_EVENTS_OFF
-    elif not is_predictable(contract):
-        reason = DegradeReason.KV_CACHE_GROUPS
-    return FamilyStatus(
-        family=layout.family,
-        fingerprint=layout.fingerprint,
-        available=True,
-        active=layout.exact and reason is None,
-        reason=reason,
-        detail=layout.detail,
-    )
+    def _restore(self, audit: _Layout) -> None:
+        audit.distrust = None
+        audit.in_a_row = audit.shadow_agreements = 0
+        self.version += 1

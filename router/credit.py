@@ -3,38 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
-from router.kv_groups import is_predictable
-from sightline_types import DegradeReason, RouteQuery, WorkerContract
+from router.kv_groups import is_plain, is_predictable
+from sightline_types import DegradeReason, WorkerContract
 
-__all__ = ["Credit", "credit"]
+__all__ = ["Allowance", "Extent", "allowance"]
+
+
+class Extent(IntEnum):
+    """Which of a request's blocks may earn credit."""
+
+    NOTHING = 0
+    BEFORE_MEDIA = 1
+    EVERYTHING = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Credit:
-    """How many leading blocks may earn anything on a worker, and why not more."""
+class Allowance:
+    """extent: of the credit. shadow: what it would be if the worker were trusted. reason: why not all."""
 
-    max_blocks: int
-    reasons: tuple[DegradeReason, ...] = ()
+    extent: Extent
+    shadow: Extent
+    reason: DegradeReason | None = None
 
 
-def credit(contract: WorkerContract, query: RouteQuery, *, distrusted: bool) -> Credit:
-    """What `query` may earn on a worker with this contract.
+def allowance(
+    contract: WorkerContract, layout: str | None, distrust: DegradeReason | None = None
+) -> Allowance:
+    """What views of `layout` (None: text) may earn on a worker with this contract.
 
-    distrusted: the engine contradicted the prompt length of this layout before.
+    distrust: why the audit distrusts the two together, if it does. Its engine contradicted predictions:
+    of text and media alike nothing after the text is believed, and of plain text nothing at all.
     """
-    view = query.views.get(contract.spec)
-    if view is None:
-        return Credit(0, (DegradeReason.CONTRACT_MISSING,))
     if not is_predictable(contract):
-        return Credit(0, (DegradeReason.KV_CACHE_GROUPS,))
-    num_keys = len(view.keys) // 8
-    if query.layout is None:
-        return Credit(num_keys)
-    reason = DegradeReason.LENGTH_DISTRUST if distrusted else _layout_doubt(contract, query.layout)
-    if reason is None:
-        return Credit(num_keys)
-    return Credit(min(num_keys, (query.first_media_offset or 0) // contract.block_size), (reason,))
+        return Allowance(Extent.NOTHING, Extent.NOTHING, DegradeReason.KV_CACHE_GROUPS)
+    doubt = _layout_doubt(contract, layout) if layout is not None else None
+    shadow = Extent.EVERYTHING if doubt is None else Extent.BEFORE_MEDIA
+    if distrust is not None:
+        # What several cache groups accept of the whole says nothing of what they accept of a part.
+        extent = Extent.NOTHING if layout is None or not is_plain(contract) else Extent.BEFORE_MEDIA
+        return Allowance(extent, shadow, distrust)
+    return Allowance(shadow, shadow, doubt)
 
 
 def _layout_doubt(contract: WorkerContract, layout: str) -> DegradeReason | None:

@@ -12,8 +12,10 @@ tests/data/block_keys.json. It is computed by `router.compiled_keys` where numba
 Errors of the router's pure core, all of them `RouterError`:
 
     RouterError
-    ├── ContractRefused (audit): a worker registered with a contract that cannot be served
-    ├── NoWorker (core): nobody can take the request
+    ├── ContractRefused (contracts): a worker registered with a contract that cannot be served
+    ├── NoWorker (fleet): nobody can take the request
+    ├── UnknownWorker (fleet): the request is pinned to a worker that is not here
+    ├── Overloaded (admission): every worker is past its limit
     └── EventDecodeError (events): an event batch that cannot be read
 """
 

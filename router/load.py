@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from sightline_types import BookedLoad, DecisionId, WorkerId
+import numpy as np
 
-__all__ = ["LoadBook", "WorkerLoad"]
+from router.active import ActiveBlocks
+from router.columns import WorkerTable
+from router.index import CountArray, KeyArray
+from router.structures import make_active_blocks
+from sightline_types import DecisionId
+
+__all__ = ["BookedLoad", "LoadBook", "WorkerLoad"]
+
+_NO_KEYS: KeyArray = np.empty(0, dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BookedLoad:
+    """What one decision adds to a worker until its end. keys: of its blocks, shape (n,), uint64."""
+
+    prefill_tokens: int
+    encode_tokens: int
+    keys: KeyArray = field(default_factory=lambda: _NO_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """A worker's open bookings, summed up.
 
-    prefill_tokens, encode_tokens: of the requests that have no first token yet.
+    prefill_tokens, encode_tokens, waiting_requests: of the requests that have no first token yet.
     decode_blocks: distinct blocks of all open requests.
     """
 
@@ -23,32 +39,31 @@ class WorkerLoad:
     encode_tokens: int = 0
     active_requests: int = 0
     decode_blocks: int = 0
+    waiting_requests: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Booking:
-    """prefilled: the first token came, and `load` is without prefill and encoding."""
+    """started: a replica has it. prefilled: the first token came, and `load` is without prefill.
+    is_alone: no other prompt waited on the worker at any time before its first token."""
 
-    worker: WorkerId
+    slot: int
     load: BookedLoad
     expires_at: float
+    booked_at: float
+    started: bool = False
     prefilled: bool = False
+    is_alone: bool = True
 
 
-@dataclass(slots=True)
-class _Sums:
-    prefill_tokens: int = 0
-    encode_tokens: int = 0
-    requests: int = 0
-    blocks: Counter[int] = field(default_factory=Counter)
-
-
-@dataclass(slots=True)
 class LoadBook:
-    """Bookings by decision id, and their sums per worker. Every change is idempotent by id."""
+    """Bookings by decision id, and their sums in the workers' rows. Every change is idempotent by id."""
 
-    _bookings: dict[DecisionId, _Booking] = field(default_factory=dict)
-    _sums: dict[WorkerId, _Sums] = field(default_factory=dict)
+    def __init__(self, table: WorkerTable, active: ActiveBlocks | None = None) -> None:
+        self._table = table
+        self._active = active if active is not None else make_active_blocks()
+        self._bookings: dict[DecisionId, _Booking] = {}
+        self._waiting: dict[int, set[DecisionId]] = {}  # by slot, never empty
 
     def __contains__(self, decision_id: DecisionId) -> bool:
         return decision_id in self._bookings
@@ -56,99 +71,145 @@ class LoadBook:
     def __len__(self) -> int:
         return len(self._bookings)
 
-    def book(self, decision_id: DecisionId, worker: WorkerId, load: BookedLoad, expires_at: float) -> None:
-        """Add `load` to `worker` until released. An earlier booking of the same decision is replaced."""
+    def book(
+        self, decision_id: DecisionId, slot: int, load: BookedLoad, expires_at: float, now: float = 0.0
+    ) -> None:
+        """Add `load` to the worker at `slot` until released. An earlier booking of the same decision is
+        replaced."""
         self.release(decision_id)
-        self._enter(decision_id, _Booking(worker, load, expires_at))
+        self._enter(decision_id, _Booking(slot, load, expires_at, now))
 
-    def renew(self, decision_id: DecisionId, expires_at: float) -> None:
-        """A sign of life: the lease ends at `expires_at`."""
+    def renew(self, decision_id: DecisionId, expires_at: float, *, started: bool = True) -> None:
+        """A sign of life: the lease ends at `expires_at`.
+
+        started: by the replica that has the request. The ingress's word only counts before that.
+        """
         booking = self._bookings.get(decision_id)
-        if booking is not None:
-            self._bookings[decision_id] = replace(booking, expires_at=expires_at)
+        if booking is None or (booking.started and not started):
+            return
+        booking.expires_at = expires_at
+        booking.started = started
 
     def first_token(self, decision_id: DecisionId) -> None:
         """Prefill and encoding are done; the request's blocks stay until it is released."""
         booking = self._bookings.get(decision_id)
-        if booking is None:
+        if booking is None or booking.prefilled:
             return
-        self._sums[booking.worker].prefill_tokens -= booking.load.prefill_tokens
-        self._sums[booking.worker].encode_tokens -= booking.load.encode_tokens
-        self._bookings[decision_id] = replace(booking, load=_prefilled(booking.load), prefilled=True)
+        self._leave_waiting(decision_id, booking)
+        booking.load = _prefilled(booking.load)
+        booking.prefilled = True
 
     def release(self, decision_id: DecisionId) -> bool:
         """The request has ended. Whether it was booked."""
         booking = self._bookings.pop(decision_id, None)
         if booking is None:
             return False
-        sums = self._sums[booking.worker]
-        sums.prefill_tokens -= booking.load.prefill_tokens
-        sums.encode_tokens -= booking.load.encode_tokens
-        sums.requests -= 1
-        for key in booking.load.keys:
-            sums.blocks[key] -= 1
-            if not sums.blocks[key]:
-                del sums.blocks[key]
-        if not sums.requests:
-            del self._sums[booking.worker]
+        if not booking.prefilled:
+            self._leave_waiting(decision_id, booking)
+        slot = booking.slot
+        self._table.add(slot, "requests", -1)
+        self._table.add(slot, "decode_blocks", -self._active.release(slot, booking.load.keys))
         return True
 
-    def move(self, decision_id: DecisionId, worker: WorkerId, load: BookedLoad | None = None) -> None:
-        """Another worker serves the request; `load` is what it costs there (as before where None)."""
+    def move(self, decision_id: DecisionId, slot: int, load: BookedLoad) -> None:
+        """Another worker serves the request; `load` is what it costs there."""
         booking = self._bookings.get(decision_id)
         if booking is None:
             return
         self.release(decision_id)
-        load = load or booking.load
-        load = _prefilled(load) if booking.prefilled else load
-        self._enter(decision_id, replace(booking, worker=worker, load=load))
+        booking.slot, booking.load = slot, _prefilled(load) if booking.prefilled else load
+        booking.is_alone = False
+        self._enter(decision_id, booking)
 
-    def drop_worker(self, worker: WorkerId) -> tuple[DecisionId, ...]:
-        """Release whatever is booked on `worker`; which decisions that were."""
-        return self._release_all([i for i, b in self._bookings.items() if b.worker == worker])
+    def drop_slot(self, slot: int) -> tuple[DecisionId, ...]:
+        """Release whatever is booked at `slot`; which decisions that were."""
+        return self._release_all([i for i, b in self._bookings.items() if b.slot == slot])
 
     def sweep(self, now: float) -> tuple[DecisionId, ...]:
         """Release what gave no sign of life in time; which decisions that were."""
         return self._release_all([i for i, b in self._bookings.items() if b.expires_at <= now])
 
-    def of(self, worker: WorkerId) -> WorkerLoad:
-        sums = self._sums.get(worker)
-        if sums is None:
-            return WorkerLoad()
-        return WorkerLoad(sums.prefill_tokens, sums.encode_tokens, sums.requests, len(sums.blocks))
+    def started_before(self, slot: int, moment: float) -> tuple[DecisionId, ...]:
+        """The bookings at `slot` that a replica has taken, and that were made before `moment`."""
+        mine = ((i, b) for i, b in self._bookings.items() if b.slot == slot)
+        return tuple(i for i, b in mine if b.started and b.booked_at < moment)
 
-    def would_hold(self, worker: WorkerId, keys: Iterable[int]) -> int:
-        """`decode_blocks` of `worker` if a request with these keys were booked there."""
-        sums = self._sums.get(worker)
-        blocks: Counter[int] = sums.blocks if sums is not None else Counter()
-        return len(blocks) + sum(key not in blocks for key in set(keys))
-
-    def worker_of(self, decision_id: DecisionId) -> WorkerId | None:
+    def was_alone(self, decision_id: DecisionId) -> bool:
+        """Whether nothing else waited for prefill while this request did, so that its time to the first
+        token tells how fast its worker is."""
         booking = self._bookings.get(decision_id)
-        return booking.worker if booking is not None else None
+        return booking is not None and booking.is_alone
+
+    def of(self, slot: int) -> WorkerLoad:
+        get = self._table.get
+        return WorkerLoad(
+            get(slot, "prefill_tokens"),
+            get(slot, "encode_tokens"),
+            get(slot, "requests"),
+            get(slot, "decode_blocks"),
+            get(slot, "waiting"),
+        )
+
+    def would_add(self, keys: KeyArray) -> CountArray:
+        """By slot: distinct blocks that a request with these keys would add."""
+        return self._active.would_add(keys, len(self._table.rows))
+
+    def slot_of(self, decision_id: DecisionId) -> int | None:
+        booking = self._bookings.get(decision_id)
+        return booking.slot if booking is not None else None
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the sums are not those of the bookings."""
-        fresh = LoadBook()
-        for decision_id, booking in self._bookings.items():
-            fresh._enter(decision_id, booking)
-        assert self._sums == fresh._sums, "the sums contradict the bookings"
-        for worker in self._sums:
-            load = self.of(worker)
-            assert min(load.prefill_tokens, load.encode_tokens) >= 0, f"{worker}: negative load {load}"
+        self._active.check_integrity()
+        for slot in range(len(self._table.rows)):
+            mine = {i: b for i, b in self._bookings.items() if b.slot == slot}
+            keys = {key for b in mine.values() for key in b.load.keys.tolist()}
+            waiting = {i for i, b in mine.items() if not b.prefilled}
+            sums = WorkerLoad(
+                sum(b.load.prefill_tokens for b in mine.values()),
+                sum(b.load.encode_tokens for b in mine.values()),
+                len(mine),
+                len(keys),
+                len(waiting),
+            )
+            assert self.of(slot) == sums, f"slot {slot}: {self.of(slot)} booked, {sums} by its bookings"
+            assert self._waiting.get(slot, set()) == waiting, f"slot {slot}: others wait than are booked"
+            assert self._active.count(slot) == len(keys), f"slot {slot}: active blocks"
 
     def _enter(self, decision_id: DecisionId, booking: _Booking) -> None:
         self._bookings[decision_id] = booking
-        sums = self._sums.setdefault(booking.worker, _Sums())
-        sums.prefill_tokens += booking.load.prefill_tokens
-        sums.encode_tokens += booking.load.encode_tokens
-        sums.requests += 1
-        sums.blocks.update(booking.load.keys)
+        slot = booking.slot
+        self._table.add(slot, "requests", 1)
+        self._table.add(slot, "decode_blocks", self._active.acquire(slot, booking.load.keys))
+        if not booking.prefilled:
+            self._join_waiting(decision_id, booking)
 
-    def _release_all(self, decision_ids: list[DecisionId]) -> tuple[DecisionId, ...]:
-        for decision_id in decision_ids:
+    def _join_waiting(self, decision_id: DecisionId, booking: _Booking) -> None:
+        self._count(booking, 1)
+        waiting = self._waiting.setdefault(booking.slot, set())
+        if waiting:
+            booking.is_alone = False
+            if len(waiting) == 1:
+                self._bookings[next(iter(waiting))].is_alone = False
+        waiting.add(decision_id)
+
+    def _leave_waiting(self, decision_id: DecisionId, booking: _Booking) -> None:
+        self._count(booking, -1)
+        waiting = self._waiting[booking.slot]
+        waiting.remove(decision_id)
+        if not waiting:
+            del self._waiting[booking.slot]
+
+    def _count(self, booking: _Booking, sign: int) -> None:
+        self._table.add(booking.slot, "waiting", sign)
+        self._table.add(booking.slot, "prefill_tokens", sign * booking.load.prefill_tokens)
+        self._table.add(booking.slot, "encode_tokens", sign * booking.load.encode_tokens)
+
+    def _release_all(self, decision_ids: Iterable[DecisionId]) -> tuple[DecisionId, ...]:
+        released = tuple(decision_ids)
+        for decision_id in released:
             self.release(decision_id)
-        return tuple(decision_ids)
+        return released
 
 
 def _prefilled(load: BookedLoad) -> BookedLoad:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
-from router.config import PolicyName
-from router.load import WorkerLoad
-from sightline_types import CandidateScore, DecisionReason, RouteQuery, WorkerId
+from router.columns import Rows
+from router.config import RouterConfig
+from router.index import CountArray
+from sightline_types import DecisionReason, WorkerId
 
-__all__ = ["Choice", "Policy", "PoolState", "make_policy", "rendezvous"]
+__all__ = ["Choice", "Contest", "Policy", "make_policy", "rendezvous"]
 
-Choice = tuple[WorkerId, DecisionReason]
+#: A candidate's row, and what settled it.
+Choice = tuple[int, DecisionReason]
 
 #: Costs closer than this are equal: sums of floats, not times that anybody could measure.
 TIE_MS = 1e-6
@@ -22,63 +27,94 @@ TIE_MS = 1e-6
 _MASK64 = (1 << 64) - 1
 
 
-class PoolState(Protocol):
-    """What a policy may ask about the candidates, beyond their scores."""
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """One query's candidates.
 
-    def load(self, worker: WorkerId) -> WorkerLoad: ...
+    rows: `CANDIDATE`, shape (n,), not empty. workers: theirs, in the same order.
+    loads: `WORKER` rows of the candidates. added_blocks: by row, the distinct active blocks that the
+    request would add; asked for by the policy that needs it.
+    """
 
-    def block_size(self, worker: WorkerId) -> int: ...
-
-    def decode_blocks_with_request(self, worker: WorkerId) -> int:
-        """Distinct active blocks if the request went there."""
-        ...
+    rows: Rows
+    workers: Sequence[WorkerId]
+    loads: Rows
+    num_tokens: int
+    tie_key: int
+    added_blocks: Callable[[], CountArray]
 
 
 class Policy(Protocol):
-    """scores: not empty. May keep a state of its own; the same calls in the same order choose the same."""
+    """May keep a state of its own; the same calls in the same order choose the same."""
 
-    def choose(self, scores: Sequence[CandidateScore], query: RouteQuery, state: PoolState) -> Choice: ...
+    def choose(self, contest: Contest) -> Choice: ...
 
 
-def make_policy(name: PolicyName, random: Random) -> Policy:
-    """random: only `power_of_two` draws from it."""
-    policies: dict[PolicyName, Callable[[], Policy]] = {
-        "cost": LowestCost,
+def make_policy(config: RouterConfig, random: Random) -> Policy:
+    """random: only `power_of_two`, and `cost` at a temperature above 0, draw from it."""
+    policies: dict[str, Callable[[], Policy]] = {
+        "cost": lambda: LowestCost(config.temperature_ms, random),
+        "approximate": lambda: LowestCost(config.temperature_ms, random),
         "kv_blocks": KvBlocks,
         "round_robin": RoundRobin,
         "power_of_two": lambda: PowerOfTwo(random),
         "least_loaded": LeastLoaded,
         "media_sticky": MediaSticky,
     }
-    return policies[name]()
+    return policies[config.policy]()
 
 
-def rendezvous(tie_key: int, workers: Iterable[WorkerId]) -> WorkerId:
-    """The worker with the highest hash: the same for the same key whatever the order, and when another
-    worker leaves.
+def rendezvous(tie_key: int, workers: Sequence[WorkerId]) -> int:
+    """The place of the worker with the highest hash: the same worker for the same key whatever the order,
+    and when another one leaves.
 
     By replica first, with the hash of `router.pinned`, so that a request without a decision goes to the
     same replica.
     """
     seed = tie_key & _MASK64
+    digest = xxhash.xxh3_64_intdigest
+    by_replica = [digest(worker.replica.encode(), seed) for worker in workers]
+    highest = max(by_replica)
+    best = [place for place, weight in enumerate(by_replica) if weight == highest]
+    if len(best) == 1:
+        return best[0]
 
-    def rank(worker: WorkerId) -> tuple[int, str, int, int]:
-        by_replica = xxhash.xxh3_64_intdigest(worker.replica.encode(), seed)
-        by_worker = xxhash.xxh3_64_intdigest(str(worker).encode(), seed)
-        return -by_replica, worker.replica, -by_worker, worker.dp_rank
+    def rank(place: int) -> tuple[str, int, int]:
+        worker = workers[place]
+        return worker.replica, -digest(str(worker).encode(), seed), worker.dp_rank
 
-    return min(workers, key=rank)
+    return min(best, key=rank)
+
+
+def _settle(contest: Contest, best: npt.NDArray[np.intp]) -> int:
+    """One of the equal rows `best`."""
+    if len(best) == 1:
+        return int(best[0])
+    rows: list[int] = best.tolist()
+    return rows[rendezvous(contest.tie_key, [contest.workers[row] for row in rows])]
 
 
 class LowestCost:
-    """The lowest expected time; equal ones are settled by rendezvous on the query's tie key."""
+    """The lowest expected time; equal ones are settled by rendezvous on the query's tie key.
 
-    def choose(self, scores: Sequence[CandidateScore], query: RouteQuery, state: PoolState) -> Choice:
-        limit = min(score.cost_ms for score in scores) + TIE_MS
-        best = [score.worker for score in scores if score.cost_ms <= limit]
-        if len(best) == 1:
-            return best[0], DecisionReason.COST
-        return rendezvous(query.tie_key, best), DecisionReason.TIE
+    temperature_ms: above 0 a worker is drawn, with the weight exp(-cost / temperature).
+    """
+
+    def __init__(self, temperature_ms: float, random: Random) -> None:
+        self._temperature_ms = temperature_ms
+        self._random = random
+
+    def choose(self, contest: Contest) -> Choice:
+        costs = contest.rows["cost_ms"]
+        if self._temperature_ms > 0:
+            return self._draw(costs), DecisionReason.SAMPLED
+        best = np.flatnonzero(costs <= costs.min() + TIE_MS)
+        reason = DecisionReason.COST if len(best) == 1 else DecisionReason.TIE
+        return _settle(contest, best), reason
+
+    def _draw(self, costs: npt.NDArray[np.float64]) -> int:
+        weights = np.exp((costs.min() - costs) / self._temperature_ms)
+        return self._random.choices(range(len(costs)), weights.tolist())[0]
 
 
 class KvBlocks:
@@ -87,19 +123,12 @@ class KvBlocks:
     (lib/kv-router/src/scheduling/selector/default.rs); equal ones by rendezvous instead of at random.
     """
 
-    def choose(self, scores: Sequence[CandidateScore], query: RouteQuery, state: PoolState) -> Choice:
-        logits = {score.worker: self._logit(score, query, state) for score in scores}
-        lowest = min(logits.values())
-        best = [worker for worker, logit in logits.items() if logit == lowest]
-        return rendezvous(query.tie_key, best), DecisionReason.POLICY
-
-    @staticmethod
-    def _logit(score: CandidateScore, query: RouteQuery, state: PoolState) -> float:
-        waiting = state.load(score.worker).prefill_tokens + query.num_tokens
-        prefill_blocks = waiting / state.block_size(score.worker)
-        return max(prefill_blocks - score.overlap_blocks, 0.0) + state.decode_blocks_with_request(
-            score.worker
-        )
+    def choose(self, contest: Contest) -> Choice:
+        rows, loads = contest.rows, contest.loads
+        waiting = loads["prefill_tokens"] + contest.num_tokens
+        prefill_blocks = np.maximum(waiting / rows["block_size"] - rows["overlap"], 0.0)
+        logits = prefill_blocks + loads["decode_blocks"] + contest.added_blocks()
+        return _settle(contest, np.flatnonzero(logits == logits.min())), DecisionReason.POLICY
 
 
 class RoundRobin:
@@ -108,11 +137,13 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last: WorkerId | None = None
 
-    def choose(self, scores: Sequence[CandidateScore], query: RouteQuery, state: PoolState) -> Choice:
-        workers = sorted(score.worker for score in scores)
+    def choose(self, contest: Contest) -> Choice:
+        order = sorted(range(len(contest.workers)), key=contest.workers.__getitem__)
         last = self._last
-        self._last = next((w for w in workers if last is not None and w > last), workers[0])
-        return self._last, DecisionReason.POLICY
+        later = (row for row in order if last is not None and contest.workers[row] > last)
+        row = next(later, order[0])
+        self._last = contest.workers[row]
+        return row, DecisionReason.POLICY
 
 
 class PowerOfTwo:
@@ -121,28 +152,29 @@ class PowerOfTwo:
     def __init__(self, random: Random) -> None:
         self._random = random
 
-    def choose(self, scores: Sequence[CandidateScore], query: RouteQuery, state: PoolState) -> Choice:
-        workers = sorted(score.worker for score in scores)
-        drawn = self._random.sample(workers, min(2, len(workers)))
-        return min(drawn, key=lambda w: _busyness(state.load(w))), DecisionReason.POLICY
+    def choose(self, contest: Contest) -> Choice:
+        order = sorted(range(len(contest.workers)), key=contest.workers.__getitem__)
+        drawn = self._random.sample(order, min(2, len(order)))
+        busyness = list(zip(*_busyness(contest.loads), strict=True))
+        return min(drawn, key=busyness.__getitem__), DecisionReason.POLICY
 
 
 class LeastLoaded:
     """The fewest active requests, then the fewest tokens waiting; equal ones by rendezvous."""
 
-    def choose(self, scores: Sequence[CandidateScore], query: RouteQuery, state: PoolState) -> Choice:
-        busyness = {score.worker: _busyness(state.load(score.worker)) for score in scores}
-        lowest = min(busyness.values())
-        best = [worker for worker, busy in busyness.items() if busy == lowest]
-        return rendezvous(query.tie_key, best), DecisionReason.POLICY
+    def choose(self, contest: Contest) -> Choice:
+        requests, tokens = _busyness(contest.loads)
+        fewest = requests == requests.min()
+        least = fewest & (tokens == tokens[fewest].min())
+        return _settle(contest, np.flatnonzero(least)), DecisionReason.POLICY
 
 
 class MediaSticky:
     """Always the same worker for the same first picture, whatever its load."""
 
-    def choose(self, scores: Sequence[CandidateScore], query: RouteQuery, state: PoolState) -> Choice:
-        return rendezvous(query.tie_key, [score.worker for score in scores]), DecisionReason.POLICY
+    def choose(self, contest: Contest) -> Choice:
+        return rendezvous(contest.tie_key, contest.workers), DecisionReason.POLICY
 
 
-def _busyness(load: WorkerLoad) -> tuple[int, int]:
-    return load.active_requests, load.prefill_tokens + load.encode_tokens
+def _busyness(loads: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    return loads["requests"], loads["prefill_tokens"] + loads["encode_tokens"]

@@ -5,21 +5,46 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from router.audit import AuditCounters, FamilyStatus
+from router.audit import AuditCounters
+from router.contracts import FamilyStatus
 from router.index import IndexStats
 from router.load import WorkerLoad
-from sightline_types import DecisionReason, DegradeReason, EngineLoad, RelayStatus, WorkerContract, WorkerId
+from sightline_types import (
+    DecisionReason,
+    DegradeReason,
+    EngineLoad,
+    KeySpec,
+    RelayStatus,
+    WorkerContract,
+    WorkerId,
+)
 
-__all__ = ["CoreStats", "Counts", "Holdings", "PoolView", "WorkerStatus"]
+__all__ = ["CoreStats", "Counts", "Holdings", "PoolView", "RateStatus", "WorkerStatus"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PoolView:
     """Who is in the pool; version: higher after each change of the contracts."""
 
     version: int
     contracts: Mapping[WorkerId, WorkerContract]
+
+    @cached_property
+    def specs(self) -> frozenset[KeySpec]:
+        """What a request must be keyed for."""
+        return frozenset(contract.spec for contract in self.contracts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RateStatus:
+    """How fast a worker is taken to be, in milliseconds per token, and on how many measurements."""
+
+    prefill_ms_per_token: float
+    encode_ms_per_token: float
+    prefill_samples: int
+    encode_samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +53,7 @@ class WorkerStatus:
 
     idle: its relay is idle, and nothing is booked on it.
     silent_s: seconds since it was last heard.
+    encoder_cached_tokens: encoder tokens whose output it is thought to keep.
     reasons: why it is less than exact.
     """
 
@@ -38,8 +64,10 @@ class WorkerStatus:
     relay: RelayStatus
     load: WorkerLoad
     engine: EngineLoad
+    rates: RateStatus
     num_blocks: int
     expected_blocks: int
+    encoder_cached_tokens: int
     idle: bool
     silent_s: float
     audit: AuditCounters
@@ -48,13 +76,29 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the core holds now."""
+
+    open_requests: int
+    receipts: int
+    receipts_bytes: int
+    sessions: int
+    index: IndexStats
+
+
+@dataclass(frozen=True, slots=True)
 class CoreStats:
     """Counts since the core was made, and what it holds now.
 
     duplicates: messages already applied. gaps: messages whose predecessors are missing.
-    expired_leases: bookings released because nothing was heard of them.
+    expired_leases: bookings released because nothing was heard of them. reconciled: released because
+    their worker says that nothing runs. late_decisions: made after the request had begun.
+    overloaded: requests refused by the admission limits.
+    prompt_tokens, predicted_tokens: of all decided requests, and what the chosen workers held of them.
+    regret_tokens: what the best choice for the cache would have held beyond that.
     """
 
+    policy: str
     decisions: Mapping[DecisionReason, int]
     degraded: Mapping[DegradeReason, int]
     pushes: int
@@ -64,17 +108,16 @@ class CoreStats:
     cancelled: int
     rebooked: int
     expired_leases: int
+    reconciled: int
+    late_decisions: int
+    overloaded: int
+    prompt_tokens: int
+    predicted_tokens: int
+    regret_tokens: int
     open_requests: int
     receipts: int
-    index: IndexStats
-
-
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """What the core holds now."""
-
-    open_requests: int
-    receipts: int
+    receipts_bytes: int
+    sessions: int
     index: IndexStats
 
 
@@ -91,9 +134,16 @@ class Counts:
     cancelled: int = 0
     rebooked: int = 0
     expired_leases: int = 0
+    reconciled: int = 0
+    late_decisions: int = 0
+    overloaded: int = 0
+    prompt_tokens: int = 0
+    predicted_tokens: int = 0
+    regret_tokens: int = 0
 
-    def stats(self, held: Holdings) -> CoreStats:
+    def stats(self, policy: str, held: Holdings) -> CoreStats:
         return CoreStats(
+            policy=policy,
             decisions=dict(self.decisions),
             degraded=dict(self.degraded),
             pushes=self.pushes,
@@ -103,7 +153,15 @@ class Counts:
             cancelled=self.cancelled,
             rebooked=self.rebooked,
             expired_leases=self.expired_leases,
+            reconciled=self.reconciled,
+            late_decisions=self.late_decisions,
+            overloaded=self.overloaded,
+            prompt_tokens=self.prompt_tokens,
+            predicted_tokens=self.predicted_tokens,
+            regret_tokens=self.regret_tokens,
             open_requests=held.open_requests,
             receipts=held.receipts,
+            receipts_bytes=held.receipts_bytes,
+            sessions=held.sessions,
             index=held.index,
         )

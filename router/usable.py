@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from router.compiling import compiled
 from sightline_types import KvGroup
 
 __all__ = ["PLAIN_GROUPS", "usable_blocks"]
 
-#: What a prediction exists for: one group in which every block of the prefix must be held.
+#: The simple case: one group in which every block of the prefix must be held.
 PLAIN_GROUPS = (KvGroup("full_attention"),)
 
 
+@compiled
 def usable_blocks(held_blocks: int, num_tokens: int, block_size: int, drops_last: bool) -> int:
     """Blocks that the engine will take from its cache, of `held_blocks` leading ones, with one
     full-attention group.
@@ -18,4 +20,6 @@ def usable_blocks(held_blocks: int, num_tokens: int, block_size: int, drops_last
     recomputes the last block that matched.
     """
     matched = min(held_blocks, (num_tokens - 1) // block_size)
-    return max(0, matched - 1 if drops_last else matched)
+    if drops_last:
+        matched -= 1
+    return max(0, matched)

@@ -6,16 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from router.audit import (
-    Audit,
-    AuditCounters,
-    ContractRefused,
-    Difference,
-    check_contract,
-    family_statuses,
-    worker_reasons,
-)
-from router.receipts import Outcome, ReceiptRing
+from router.audit import Audit, AuditCounters, Difference, LayoutAudit, Prediction, Verdict
+from router.contracts import ContractRefused, check_contract, family_statuses, worker_reasons
+from router.receipts import Outcome, Receipt, ReceiptRing
 from sightline_types import (
     CandidateScore,
     Decision,
@@ -25,7 +18,6 @@ from sightline_types import (
     KeyScheme,
     KvGroup,
     LayoutContract,
-    LifecycleEvent,
     LifecycleKind,
     WorkerContract,
     WorkerId,
@@ -37,73 +29,137 @@ ONE = DecisionId("one")
 LAYOUT = LayoutContract("qwen3_vl", "f1", exact=True)
 CONTRACT = WorkerContract("vllm", "0.32.0", 16, KeyScheme.VLLM, "m", 4096, layouts=(LAYOUT,))
 
+DISTRUSTED = AuditCounters(layouts=(LayoutAudit("f1", distrust=DegradeReason.LENGTH_DISTRUST),))
 
-def decision(overlap: int = 3, expected: int = 3, decision_id: DecisionId = ONE) -> Decision:
-    score = CandidateScore(A, overlap, expected, 6, 0, 0, 0.0, 0.0, 0.0, 0.0)
+
+def decision(decision_id: DecisionId = ONE) -> Decision:
+    score = CandidateScore(A, 3, 3, 6, 0, 0, 0.0, 0.0, 0.0, 0.0)
     return Decision(decision_id, A, 16, DecisionReason.COST, (score,), 100, 0, 1)
 
 
-def end(cached: int | None = 48, prompt: int | None = 100, comparable: bool = True) -> LifecycleEvent:
-    return LifecycleEvent(LifecycleKind.END, ONE, cached, prompt, comparable)
+def hold(audit, *reported, least=48, most=48, layout="f1", is_explained=False):
+    """Compare the engine's figures with one prediction."""
+    predicted = Prediction(ONE, least, most)
+    return [
+        audit.compare_cached(A, layout, predicted, figure, is_explained=is_explained) for figure in reported
+    ]
+
+
+AGREED, DIFFERED = Verdict.AGREED, Verdict.DIFFERED
 
 
 def test_an_equal_figure_agrees_and_any_other_differs():
     audit = Audit()
-    figures = [audit.compare_cached(decision(), end(cached), comparable=True) for cached in (48, 32, 64)]
-    assert figures == [True, False, False]
+    assert hold(audit, 48, 32, 64) == [AGREED, DIFFERED, DIFFERED]
     counters = audit.of(A)
     assert (counters.agreed, counters.differed) == (1, 2)
     assert counters.last_difference == Difference(ONE, 48, 64)
 
 
 def test_blocks_that_were_expected_make_the_prediction_a_range():
+    figures = hold(Audit(), 0, 16, 32, 48, 64, least=16)
+    assert figures == [DIFFERED, AGREED, AGREED, AGREED, DIFFERED]
+
+
+def test_what_cannot_be_compared_is_counted_as_such():
     audit = Audit()
-    twin = decision(overlap=1, expected=3)
-    figures = [audit.compare_cached(twin, end(cached), comparable=True) for cached in (0, 16, 32, 48, 64)]
-    assert figures == [False, True, True, True, False]
+    audit.skip(A, "f1")
+    assert hold(audit, 0, is_explained=True) == [Verdict.EXPLAINED]
+    counters = audit.of(A)
+    assert (counters.not_compared, counters.explained, counters.differed) == (1, 1, 0)
 
 
-@pytest.mark.parametrize(
-    ("event", "comparable"), [(end(comparable=False), True), (end(cached=None), True), (end(), False)]
-)
-def test_what_cannot_be_compared_is_counted_as_such(event, comparable):
+def test_cached_differences_distrust_only_when_they_repeat_without_an_agreement():
+    audit = Audit(distrust_after=3)
+    hold(audit, 0, 0, 48, 0, 0)
+    assert audit.distrust_of(A, "f1") is None
+    hold(audit, 0)
+    assert audit.distrust_of(A, "f1") is DegradeReason.CACHED_DISTRUST
+    assert audit.distrust_of(A, "f2") is None
+    assert audit.distrust_of(A, None) is None
+
+
+def test_differences_with_an_explanation_distrust_nothing_however_many():
+    audit = Audit(distrust_after=2)
+    hold(audit, *[0] * 20, is_explained=True)
+    assert audit.distrust_of(A, "f1") is None
+
+
+def test_a_prompt_length_that_differs_distrusts_that_layout_on_that_worker_at_once():
     audit = Audit()
-    assert audit.compare_cached(decision(), event, comparable=comparable) is None
-    assert audit.of(A) == AuditCounters(not_compared=1)
-
-
-def test_a_cached_difference_alone_distrusts_nothing():
-    audit = Audit()
-    audit.compare_cached(decision(), end(cached=0), comparable=True)
-    assert not audit.would_distrust(A, "f1")
-
-
-def test_a_prompt_length_that_differs_distrusts_that_layout_on_that_worker():
-    audit = Audit()
-    audit.compare_length(decision(), "f1", end(prompt=101))
-    assert audit.would_distrust(A, "f1")
-    assert not audit.would_distrust(A, "f2")
-    assert not audit.would_distrust(WorkerId("b"), "f1")
+    audit.compare_length(A, "f1", ONE, 100, 101)
+    assert audit.distrust_of(A, "f1") is DegradeReason.LENGTH_DISTRUST
+    assert audit.distrust_of(A, "f2") is None
+    assert audit.distrust_of(WorkerId("b"), "f1") is None
     assert audit.of(A).last_length_difference == Difference(ONE, 100, 101)
 
 
 def test_an_equal_prompt_length_distrusts_nothing():
     audit = Audit()
-    audit.compare_length(decision(), "f1", end(prompt=100))
-    audit.compare_length(decision(), "f1", end(prompt=None))
-    assert audit.of(A) == AuditCounters(length_agreed=1)
+    audit.compare_length(A, "f1", ONE, 100, 100)
+    assert (audit.of(A).length_agreed, audit.of(A).distrusted) == (1, ())
 
 
-def test_a_text_prompt_whose_length_differs_is_counted_though_there_is_no_layout_to_distrust():
+def test_text_can_lose_its_trust_like_any_layout():
     audit = Audit()
-    audit.compare_length(decision(), None, end(prompt=101))
-    assert (audit.of(A).length_differed, audit.of(A).distrusted) == (1, ())
-    assert not audit.would_distrust(A, None)
+    audit.compare_length(A, None, ONE, 100, 101)
+    assert audit.of(A).distrusted == ("",)
+
+
+def test_trust_returns_after_a_run_of_right_shadow_predictions():
+    audit = Audit(trust_after=3)
+    audit.compare_length(A, "f1", ONE, 100, 101)
+    for wrong in (101, 100, 100):
+        audit.compare_length(A, "f1", ONE, 100, wrong)
+        hold(audit, 48)
+    assert audit.distrust_of(A, "f1") is not None, "a wrong length began the run anew"
+    assert audit.of(A).layouts[0].shadow_agreements == 2
+    audit.compare_length(A, "f1", ONE, 100, 100)
+    hold(audit, 48)
+    assert audit.distrust_of(A, "f1") is None
+
+
+def test_a_wrong_shadow_prediction_begins_the_run_anew():
+    audit = Audit(distrust_after=1, trust_after=2)
+    hold(audit, 0, 48, 0, 48)
+    assert audit.distrust_of(A, "f1") is DegradeReason.CACHED_DISTRUST
+    hold(audit, 48)
+    assert audit.distrust_of(A, "f1") is None
+
+
+def test_an_operator_restores_the_trust_in_all_layouts_of_a_worker():
+    audit = Audit()
+    audit.compare_length(A, "f1", ONE, 100, 101)
+    audit.compare_length(A, None, ONE, 100, 101)
+    assert set(audit.trust(A)) == {"f1", ""}
+    assert audit.of(A).distrusted == ()
+    assert audit.trust(WorkerId("b")) == ()
+
+
+def test_the_version_changes_with_the_trust_and_only_then():
+    audit = Audit(distrust_after=2)
+    hold(audit, 48, 0)
+    before = audit.version
+    hold(audit, 0)
+    assert audit.version == before + 1
+    hold(audit, 0)
+    assert audit.version == before + 1
+
+
+def test_the_drift_follows_the_unexplained_differences_and_decays():
+    audit = Audit()
+    hold(audit, 48)
+    assert audit.of(A).drift_tokens == 0
+    hold(audit, 8)
+    worst = audit.of(A).drift_tokens
+    assert worst == pytest.approx(2.0)
+    hold(audit, *[48] * 10)
+    assert 0 < audit.of(A).drift_tokens < worst
 
 
 def test_a_forgotten_worker_starts_anew():
     audit = Audit()
-    audit.compare_length(decision(), "f1", end(prompt=101))
+    audit.compare_length(A, "f1", ONE, 100, 101)
     audit.forget(A)
     assert audit.of(A) == AuditCounters()
 
@@ -127,7 +183,7 @@ def test_a_contract_that_cannot_be_served_is_refused_with_the_value(contract, sa
         (CONTRACT, AuditCounters(), None),
         (replace(CONTRACT, publishes_events=False), AuditCounters(), DegradeReason.KV_EVENTS_OFF),
         (replace(CONTRACT, kv_groups=(KvGroup("new_kind"),)), AuditCounters(), DegradeReason.KV_CACHE_GROUPS),
-        (CONTRACT, AuditCounters(distrusted=("f1",)), DegradeReason.LENGTH_DISTRUST),
+        (CONTRACT, DISTRUSTED, DegradeReason.LENGTH_DISTRUST),
         (
             replace(CONTRACT, layouts=(replace(LAYOUT, exact=False),)),
             AuditCounters(),
@@ -142,9 +198,10 @@ def test_an_available_family_is_active_only_where_nothing_speaks_against_it(cont
 
 def test_a_worker_names_each_reason_once():
     failed = replace(LAYOUT, exact=False, reason=DegradeReason.PLACEHOLDER_MISMATCH)
-    groups = (KvGroup("new_kind"),)
-    contract = replace(CONTRACT, layouts=(failed, failed), publishes_events=False, kv_groups=groups)
-    assert worker_reasons(contract, AuditCounters(distrusted=("f1",))) == (
+    contract = replace(
+        CONTRACT, layouts=(failed, failed), publishes_events=False, kv_groups=(KvGroup("new_kind"),)
+    )
+    assert worker_reasons(contract, DISTRUSTED) == (
         DegradeReason.PLACEHOLDER_MISMATCH,
         DegradeReason.KV_EVENTS_OFF,
         DegradeReason.KV_CACHE_GROUPS,
@@ -152,16 +209,32 @@ def test_a_worker_names_each_reason_once():
     )
 
 
-def test_the_ring_keeps_the_newest_decisions():
-    ring = ReceiptRing(2)
+def test_the_ring_is_bounded_by_bytes_and_the_oldest_go_first():
+    each = Receipt(decision()).memory_bytes
+    ring = ReceiptRing(2 * each)
     for name in ("one", "two", "three"):
-        ring.put(decision(decision_id=DecisionId(name)))
-    assert (len(ring), ring.get(ONE)) == (2, None)
+        ring.put(decision(DecisionId(name)))
+        ring.check_integrity()
+    assert (len(ring), ring.get(ONE), ring.memory_bytes) == (2, None, 2 * each)
     assert ring.get(DecisionId("three")) is not None
 
 
+def test_the_newest_decision_is_kept_however_small_the_ring():
+    ring = ReceiptRing(1)
+    ring.put(decision())
+    assert ring.get(ONE) is not None
+
+
+def test_a_decision_of_the_same_id_takes_the_place_of_the_first():
+    ring = ReceiptRing(1 << 20)
+    ring.put(decision())
+    ring.put(decision())
+    ring.check_integrity()
+    assert len(ring) == 1
+
+
 def test_the_first_outcome_of_a_decision_stands():
-    ring = ReceiptRing(2)
+    ring = ReceiptRing(1 << 20)
     ring.put(decision())
     ring.settle(ONE, Outcome(LifecycleKind.ABORT, 48))
     ring.settle(ONE, Outcome(LifecycleKind.END, 48, 48))
@@ -170,7 +243,7 @@ def test_the_first_outcome_of_a_decision_stands():
 
 
 def test_what_is_not_kept_is_neither_settled_nor_amended():
-    ring = ReceiptRing(2)
+    ring = ReceiptRing(1 << 20)
     ring.settle(ONE, Outcome(LifecycleKind.END, 0))
     ring.amend(decision())
     assert ring.get(ONE) is None

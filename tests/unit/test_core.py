@@ -354,7 +354,7 @@ def test_a_decision_books_what_is_not_cached_and_its_end_releases_it():
     fleet = Fleet()
     fleet.join(A, [1, 2])
     fleet.decide()
-    assert fleet.status(A).load == WorkerLoad(100 - 32, 40, 1, 6)
+    assert fleet.status(A).load == WorkerLoad(100 - 32, 40, 1, 6, 1)
     fleet.say(A, STARTED)
     fleet.say(A, FIRST_TOKEN)
     assert fleet.status(A).load == WorkerLoad(0, 0, 1, 6)
@@ -369,7 +369,7 @@ def test_a_twin_books_only_what_its_forerunner_does_not_bring():
     fleet.decide("one")
     fleet.say(A, FIRST_TOKEN, "one")
     fleet.decide("two")
-    assert fleet.status(A).load == WorkerLoad(4, 0, 2, 6)
+    assert fleet.status(A).load == WorkerLoad(4, 0, 2, 6, 1)
 
 
 @pytest.mark.parametrize("kind", [END, ABORT])
@@ -471,7 +471,7 @@ def test_a_request_that_fell_open_takes_booking_and_expected_blocks_along():
     assert fleet.decide().worker == A
     fleet.core.rebook(DecisionId("one"), B)
     assert (fleet.status(A).load, fleet.status(A).expected_blocks) == (WorkerLoad(), 0)
-    assert (fleet.status(B).load, fleet.status(B).expected_blocks) == (WorkerLoad(84, 40, 1, 6), 5)
+    assert (fleet.status(B).load, fleet.status(B).expected_blocks) == (WorkerLoad(84, 40, 1, 6, 1), 5)
     kept = fleet.core.receipt(DecisionId("one")).decision
     assert (kept.worker, kept.reason, kept.predicted_cached_tokens) == (B, DecisionReason.FELL_OPEN, 16)
     fleet.say(B, END, cached_tokens=16, prompt_tokens=100)
@@ -610,13 +610,15 @@ def test_a_prompt_length_that_differs_from_an_inexact_view_says_nothing():
 
 
 def test_the_oldest_decisions_are_not_kept():
-    fleet = Fleet(decisions_kept=2)
+    fleet = Fleet(receipts_memory_bytes=1 << 16)
     fleet.join(A)
-    for name in ("one", "two", "three"):
-        fleet.decide(name)
-    assert fleet.core.receipt(DecisionId("one")) is None
-    fleet.say(A, END, "one")
-    assert fleet.core.stats().open_requests == 2
+    for number in range(100):
+        fleet.decide(str(number))
+    assert fleet.core.receipt(DecisionId("0")) is None
+    assert fleet.core.receipt(DecisionId("99")) is not None
+    assert fleet.core.stats().receipts_bytes <= 1 << 16
+    fleet.say(A, END, "0")
+    assert fleet.core.stats().open_requests == 99
 
 
 # Warmth and status

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
@@ -13,12 +13,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from router import NoWorker, RouterConfig, RouterCore
 from sightline_types import (
     DecisionId,
+    DecisionReason,
     KeyedView,
     KeyScheme,
     KeySpec,
+    LayoutContract,
     LifecycleEvent,
     LifecycleKind,
+    MediaId,
+    MediaSpan,
     RelayStatus,
+    RouteHints,
     RouteQuery,
     Tier,
     TierDelta,
@@ -32,8 +37,15 @@ SPEC = KeySpec(KeyScheme.VLLM, BLOCK)
 WORKERS = [WorkerId(name) for name in "abc"]
 QUIET_WORKER = WORKERS[2]
 CONFIG = RouterConfig(
-    expected_ttl_s=5, approximate_ttl_s=9, lease_start_s=4, lease_s=12, worker_silence_s=10, decisions_kept=8
+    expected_ttl_s=5,
+    approximate_ttl_s=9,
+    lease_start_s=4,
+    lease_s=12,
+    worker_silence_s=10,
+    encoder_cache_tokens=6,
+    trust_after_agreements=2,
 )
+LAYOUT = LayoutContract("family", "f", exact=True)
 
 
 @dataclass
@@ -51,6 +63,7 @@ class NaiveRequest:
     num_tokens: int
     expires_at: float
     prefilled: bool = False
+    started: bool = False
 
 
 _workers = st.sampled_from(WORKERS)
@@ -62,7 +75,9 @@ _prompts = st.tuples(st.sampled_from([1, 5]), st.integers(0, 4), st.integers(0, 
 
 def contract_of(worker: WorkerId) -> WorkerContract:
     events = worker != QUIET_WORKER
-    return WorkerContract("vllm", "0", BLOCK, KeyScheme.VLLM, "m", 99, publishes_events=events)
+    return WorkerContract(
+        "vllm", "0", BLOCK, KeyScheme.VLLM, "m", 99, publishes_events=events, layouts=(LAYOUT,)
+    )
 
 
 def delta(stored: set[int], removed: set[int] = frozenset()) -> TierDelta:
@@ -77,6 +92,8 @@ class CoreAgainstModel(RuleBasedStateMachine):
         self.core = RouterCore(CONFIG, clock=lambda: self.now, epoch=7, random=Random(1))
         self.workers: dict[WorkerId, NaiveWorker] = {}
         self.requests: dict[DecisionId, NaiveRequest] = {}
+        self.decided: set[DecisionId] = set()
+        self.early: dict[DecisionId, tuple[LifecycleKind, WorkerId]] = {}
 
     # The workers' channel
 
@@ -135,21 +152,44 @@ class CoreAgainstModel(RuleBasedStateMachine):
 
     # Requests
 
-    @rule(decision_id=_ids, prompt=_prompts, excluded=st.sets(_workers, max_size=1))
-    def decide(self, decision_id, prompt, excluded):
+    @rule(
+        decision_id=_ids,
+        prompt=_prompts,
+        excluded=st.sets(_workers, max_size=1),
+        picture=st.none() | st.integers(1, 3),
+        session=st.none() | st.integers(1, 2),
+        hard=st.booleans(),
+    )
+    def decide(self, decision_id, prompt, excluded, picture, session, hard):
         first, blocks, rest = prompt
         keys = list(range(first, first + blocks))
         num_tokens = blocks * BLOCK + rest
-        query = RouteQuery(decision_id, {SPEC: keyed(keys)}, num_tokens, exclude=tuple(excluded))
+        query = RouteQuery(
+            decision_id,
+            {SPEC: keyed(keys)},
+            num_tokens,
+            exclude=tuple(excluded),
+            hints=RouteHints(session=session, is_session_hard=hard),
+        )
+        if picture is not None and num_tokens:
+            span = MediaSpan(0, min(num_tokens, picture * 2), MediaId(picture))
+            query = replace(query, layout="f", spans=(span,), media_tokens=span.length, first_media_offset=0)
         eligible = self._eligible(excluded)
         try:
             decision = self.core.decide(query)
         except NoWorker:
             assert not eligible
+            self.requests.pop(decision_id, None)
             return
+        self.decided.add(decision_id)
         self.requests[decision_id] = NaiveRequest(
             decision.worker, keys, num_tokens, self.now + CONFIG.lease_start_s
         )
+        self._catch_up(decision_id)
+        if decision.reason is DecisionReason.SESSION:
+            assert hard and decision.worker in eligible
+            assert len(decision.candidates) == 1
+            return
         assert {c.worker for c in decision.candidates} == eligible
         for candidate in decision.candidates:
             held = leading(keys, self.workers[candidate.worker].held)
@@ -157,6 +197,14 @@ class CoreAgainstModel(RuleBasedStateMachine):
             assert candidate.expected_blocks >= candidate.overlap_blocks
             assert candidate.total_blocks == blocks
         assert decision.applied_seq == self.workers[decision.worker].applied
+        best = max(candidate.overlap_blocks for candidate in decision.candidates)
+        assert decision.regret_tokens == (best - decision.chosen.overlap_blocks) * BLOCK
+
+    def _catch_up(self, decision_id):
+        """What the replica had said of the request before it was decided."""
+        kind, worker = self.early.pop(decision_id, (None, None))
+        if kind is not None:
+            self._hear(decision_id, kind, worker)
 
     @rule(decision_id=_ids, kind=st.sampled_from(list(LifecycleKind)), worker=_workers)
     def report(self, decision_id, kind, worker):
@@ -166,6 +214,12 @@ class CoreAgainstModel(RuleBasedStateMachine):
         self.core.push(WorkerPush(worker, -1, 5, lifecycle=(event,), relay=RelayStatus(partial=True)))
         if known is not None:
             known.heard_at = self.now
+        if decision_id not in self.decided:
+            self.early[decision_id] = kind, worker
+        else:
+            self._hear(decision_id, kind, worker)
+
+    def _hear(self, decision_id, kind, worker):
         request = self.requests.get(decision_id)
         if request is None:
             return
@@ -173,8 +227,36 @@ class CoreAgainstModel(RuleBasedStateMachine):
             del self.requests[decision_id]
             return
         self._move(decision_id, worker)
+        request.started = True
         request.expires_at = self.now + CONFIG.lease_s
         request.prefilled |= kind is LifecycleKind.FIRST_TOKEN
+
+    @rule(worker=_workers, running=st.sets(_ids, max_size=3))
+    def tell_what_runs(self, worker, running):
+        known = self.workers.get(worker)
+        self.core.push(WorkerPush(worker, -1, 5, running=tuple(running)))
+        if known is not None:
+            known.heard_at = self.now
+        for decision_id in running & self.requests.keys():
+            self.requests[decision_id].started = True
+            self.requests[decision_id].expires_at = self.now + CONFIG.lease_s
+
+    @rule(decision_ids=st.sets(_ids, max_size=3))
+    def renew(self, decision_ids):
+        """By the ingress: only until a replica has the request."""
+        self.core.renew(decision_ids)
+        for decision_id in decision_ids & self.requests.keys():
+            if not self.requests[decision_id].started:
+                self.requests[decision_id].expires_at = self.now + CONFIG.lease_start_s
+
+    @rule(gain=st.floats(0, 1), weight=st.floats(0.01, 10))
+    def change_settings(self, gain, weight):
+        changed = {"rate_gain": gain, "prefill_ms_per_token": weight, "kv_pressure_ms": weight}
+        self.core.configure(CONFIG.model_copy(update=changed))
+
+    @rule(worker=_workers)
+    def trust(self, worker):
+        assert (self.core.trust(worker) is None) == (worker not in self.workers)
 
     @rule(decision_id=_ids)
     def cancel(self, decision_id):
@@ -217,6 +299,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
         waiting = [request for request in mine if not request.prefilled]
         assert 0 <= load.prefill_tokens <= sum(request.num_tokens for request in waiting)
         assert (load.prefill_tokens > 0) == any(request.num_tokens for request in waiting)
+        assert load.waiting_requests == len(waiting)
 
     @invariant()
     def nothing_is_expected_without_a_reason(self):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.engines.vllm_groups import kv_groups, unit_size
-from router.audit import ContractRefused, check_contract
+from router.contracts import ContractRefused, check_contract
 from router.kv_groups import cached_tokens, is_predictable
 from router.residency import Residency
 from sightline_types import KeyScheme, KeySpec, KvGroup, Tier, WorkerContract, WorkerId, WorkerPush

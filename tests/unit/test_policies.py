@@ -2,78 +2,87 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from random import Random
 
+import numpy as np
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.load import WorkerLoad
-from router.policies import make_policy, rendezvous
-from sightline_types import CandidateScore, DecisionId, DecisionReason, RouteQuery, WorkerId
+from router.columns import CANDIDATE, WORKER
+from router.config import RouterConfig
+from router.policies import Contest, make_policy, rendezvous
+from sightline_types import DecisionReason, WorkerId
 
 A, B, C = (WorkerId(name) for name in "abc")
 WORKERS = (A, B, C)
 
 
-@dataclass
-class State:
-    loads: dict[WorkerId, WorkerLoad] = field(default_factory=dict)
-    decode_blocks: dict[WorkerId, int] = field(default_factory=dict)
-
-    def load(self, worker):
-        return self.loads.get(worker, WorkerLoad())
-
-    def block_size(self, worker):
-        return 16
-
-    def decode_blocks_with_request(self, worker):
-        return self.decode_blocks.get(worker, 0)
+def rows(*costs: float, overlaps: tuple[int, ...] = (0, 0, 0)) -> np.ndarray:
+    made = np.zeros(len(costs), CANDIDATE)
+    made["cost_ms"], made["overlap"], made["block_size"] = costs, overlaps[: len(costs)], 16
+    return made
 
 
-def scores(*costs: float, overlaps: tuple[int, ...] = (0, 0, 0)) -> list[CandidateScore]:
-    return [
-        CandidateScore(worker, overlap, overlap, 10, 0, 0, cost, 0.0, 0.0, 0.0)
-        for worker, cost, overlap in zip(WORKERS, costs, overlaps, strict=False)
-    ]
+def contest(made, key=0, workers=WORKERS, loads=None, added=(0, 0, 0)) -> Contest:
+    at = np.zeros(len(made), WORKER)
+    for row, load in enumerate(loads or ()):
+        for column, value in load.items():
+            at[column][row] = value
+    workers = list(workers)[: len(made)]
+    return Contest(made, workers, at, 160, key, lambda: np.array(added[: len(made)], dtype=np.int32))
 
 
-def query(tie_key: int = 0, num_tokens: int = 160) -> RouteQuery:
-    return RouteQuery(DecisionId("d"), {}, num_tokens, tie_key=tie_key)
+def chosen(name, asked, random=None, **config):
+    policy = make_policy(RouterConfig(policy=name, **config), random or Random(1))
+    row, reason = policy.choose(asked)
+    return asked.workers[row], reason
 
 
-def chosen(name, candidates, asked=None, state=None, random=None):
-    return make_policy(name, random or Random(1)).choose(candidates, asked or query(), state or State())
+def home(key, workers=WORKERS):
+    return workers[rendezvous(key, workers)]
 
 
 def test_the_lowest_cost_wins():
-    assert chosen("cost", scores(3.0, 1.0, 2.0)) == (B, DecisionReason.COST)
+    assert chosen("cost", contest(rows(3.0, 1.0, 2.0))) == (B, DecisionReason.COST)
 
 
 def test_equal_costs_are_settled_by_rendezvous_among_the_equal_ones_only():
     for key in range(50):
-        worker, reason = chosen("cost", scores(1.0, 1.0, 0.5 + 0.5 * 1.1), query(key))
+        worker, reason = chosen("cost", contest(rows(1.0, 1.0, 0.5 + 0.5 * 1.1), key))
         assert reason is DecisionReason.TIE
-        assert worker == rendezvous(key, [A, B])
+        assert worker == home(key, [A, B])
 
 
 def test_costs_that_differ_by_a_rounding_error_are_equal():
-    assert chosen("cost", scores(0.1 + 0.2, 0.3))[1] is DecisionReason.TIE
+    assert chosen("cost", contest(rows(0.1 + 0.2, 0.3)))[1] is DecisionReason.TIE
 
 
 def test_the_same_request_goes_to_the_same_place_and_different_ones_spread():
-    picks = [chosen("cost", scores(1.0, 1.0, 1.0), query(key))[0] for key in range(300)]
-    assert picks == [chosen("cost", scores(1.0, 1.0, 1.0)[::-1], query(key))[0] for key in range(300)]
+    equal = rows(1.0, 1.0, 1.0)
+    picks = [chosen("cost", contest(equal, key))[0] for key in range(300)]
+    assert picks == [chosen("cost", contest(equal, key, WORKERS[::-1]))[0] for key in range(300)]
     assert min(picks.count(worker) for worker in WORKERS) > 60
+
+
+def test_a_temperature_draws_by_cost_and_the_same_source_draws_the_same():
+    asked = contest(rows(0.0, 10.0, 1000.0))
+    policy = make_policy(RouterConfig(temperature_ms=10.0), Random(3))
+    picks = [policy.choose(asked) for _ in range(2000)]
+    counts = [sum(row == place for row, _ in picks) for place in range(3)]
+    assert {reason for _, reason in picks} == {DecisionReason.SAMPLED}
+    assert counts[0] / counts[1] == pytest.approx(np.e, rel=0.2)
+    assert counts[2] == 0
+    again = make_policy(RouterConfig(temperature_ms=10.0), Random(3))
+    assert [again.choose(asked) for _ in range(2000)] == picks
 
 
 @settings(deadline=None, max_examples=100)
 @given(key=st.integers(0, 2**64 - 1), lost=st.sampled_from(WORKERS))
 def test_losing_a_worker_moves_only_its_own_requests(key, lost):
-    before = rendezvous(key, WORKERS)
-    after = rendezvous(key, [worker for worker in WORKERS if worker != lost])
+    before = home(key)
+    after = home(key, [worker for worker in WORKERS if worker != lost])
     assert after == before or before == lost
 
 
@@ -82,60 +91,53 @@ def test_losing_a_worker_moves_only_its_own_requests(key, lost):
 def test_a_tie_goes_where_the_pinned_router_would_send_the_request_without_a_decision(key):
     # The hash of `router.pinned.rank_by_rendezvous`, which is not imported: it needs Ray.
     weights = {w.replica: xxhash.xxh3_64_intdigest(w.replica.encode(), key) for w in WORKERS}
-    assert rendezvous(key, WORKERS).replica == max(weights, key=weights.__getitem__)
+    assert home(key).replica == max(weights, key=weights.__getitem__)
 
 
 def test_ranks_of_one_replica_share_its_ties():
     ranks = [WorkerId("a", rank) for rank in range(4)]
-    assert {rendezvous(key, ranks) for key in range(100)} == set(ranks)
+    assert {home(key, ranks) for key in range(100)} == set(ranks)
 
 
 def test_kv_blocks_weighs_blocks_to_compute_against_active_blocks():
-    candidates = scores(0.0, 0.0, 0.0, overlaps=(8, 0, 0))
+    candidates = rows(0.0, 0.0, 0.0, overlaps=(8, 0, 0))
     # 10 blocks asked: a has (10 - 8) + 9 = 11, b 10 + 0 = 10, c (10 + 2 waiting) + 0 = 12.
-    state = State({C: WorkerLoad(prefill_tokens=32)}, {A: 9})
-    assert chosen("kv_blocks", candidates, state=state) == (B, DecisionReason.POLICY)
-    state.decode_blocks[A] = 7
-    assert chosen("kv_blocks", candidates, state=state) == (A, DecisionReason.POLICY)
+    loads = [{"decode_blocks": 6}, {}, {"prefill_tokens": 32}]
+    busy = contest(candidates, loads=loads, added=(3, 0, 0))
+    assert chosen("kv_blocks", busy) == (B, DecisionReason.POLICY)
+    freer = contest(candidates, loads=loads, added=(1, 0, 0))
+    assert chosen("kv_blocks", freer) == (A, DecisionReason.POLICY)
 
 
 def test_kv_blocks_settles_equal_candidates_by_rendezvous():
     for key in range(20):
-        assert chosen("kv_blocks", scores(0, 0, 0), query(key))[0] == rendezvous(key, WORKERS)
+        assert chosen("kv_blocks", contest(rows(0, 0, 0), key))[0] == home(key)
 
 
 def test_round_robin_takes_each_worker_in_turn_though_one_may_be_missing():
-    policy = make_policy("round_robin", Random(1))
-    turns = [policy.choose(scores(0, 0, 0), query(), State())[0] for _ in range(4)]
+    policy = make_policy(RouterConfig(policy="round_robin"), Random(1))
+    turns = [WORKERS[policy.choose(contest(rows(0, 0, 0)))[0]] for _ in range(4)]
     assert turns == [A, B, C, A]
-    assert policy.choose(scores(0, 0, 0)[::2], query(), State())[0] == C
+    without_b = contest(rows(0, 0), workers=(A, C))
+    assert without_b.workers[policy.choose(without_b)[0]] == C
 
 
 def test_power_of_two_takes_the_less_busy_of_two_drawn():
-    state = State({A: WorkerLoad(active_requests=3), B: WorkerLoad(active_requests=2), C: WorkerLoad()})
-    picks = {
-        chosen("power_of_two", scores(0, 0, 0), state=state, random=Random(seed))[0] for seed in range(50)
-    }
+    asked = contest(rows(0, 0, 0), loads=[{"requests": 3}, {"requests": 2}, {}])
+    picks = {chosen("power_of_two", asked, Random(seed))[0] for seed in range(50)}
     assert picks == {B, C}  # the busiest one loses every draw
 
 
 def test_power_of_two_takes_the_only_worker():
-    assert chosen("power_of_two", scores(0)) == (A, DecisionReason.POLICY)
+    assert chosen("power_of_two", contest(rows(0))) == (A, DecisionReason.POLICY)
 
 
 def test_least_loaded_counts_requests_first_and_waiting_tokens_next():
-    state = State(
-        {
-            A: WorkerLoad(active_requests=2),
-            B: WorkerLoad(prefill_tokens=9, active_requests=1),
-            C: WorkerLoad(encode_tokens=8, active_requests=1),
-        }
-    )
-    assert chosen("least_loaded", scores(0, 9, 9), state=state) == (C, DecisionReason.POLICY)
+    loads = [{"requests": 2}, {"requests": 1, "prefill_tokens": 9}, {"requests": 1, "encode_tokens": 8}]
+    assert chosen("least_loaded", contest(rows(0, 9, 9), loads=loads)) == (C, DecisionReason.POLICY)
 
 
 @pytest.mark.parametrize("key", range(10))
 def test_media_sticky_follows_the_picture_whatever_the_cost(key):
-    state = State({worker: WorkerLoad(active_requests=i) for i, worker in enumerate(WORKERS)})
-    picked = chosen("media_sticky", scores(9, 1, 5), query(key), state)
-    assert picked == (rendezvous(key, WORKERS), DecisionReason.POLICY)
+    asked = contest(rows(9, 1, 5), key, loads=[{"requests": place} for place in range(3)])
+    assert chosen("media_sticky", asked) == (home(key), DecisionReason.POLICY)

@@ -1,0 +1,146 @@
+"""The candidates of one decision: columns while it is made and kept, objects when somebody reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from router.columns import CANDIDATE, Rows
+from sightline_types import CandidateScore, DegradeReason, MediaOverlap, MediaSpan, WorkerId
+
+__all__ = ["CandidateTable", "code_of", "reason_of"]
+
+_REASONS = tuple(DegradeReason)
+_CODES = {reason: code for code, reason in enumerate(_REASONS, 1)}
+
+
+def code_of(reason: DegradeReason | None) -> int:
+    """How a row says it: 0 for none."""
+    return 0 if reason is None else _CODES[reason]
+
+
+def reason_of(code: int) -> DegradeReason | None:
+    return _REASONS[code - 1] if code else None
+
+
+class CandidateTable(Sequence[CandidateScore]):
+    """rows: `CANDIDATE`, shape (n,). workers: of the rows, in their order.
+
+    spans: the request's media. encoded: shape (len(spans), n): whose encoder output each row's worker is
+    thought to have; None where it has none.
+    """
+
+    __slots__ = ("_encoded", "_spans", "_workers", "rows")
+
+    def __init__(
+        self,
+        rows: Rows,
+        workers: Sequence[WorkerId],
+        spans: tuple[MediaSpan, ...] = (),
+        encoded: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        self.rows = rows
+        self._workers = workers
+        self._spans = spans
+        self._encoded = encoded
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[CandidateScore]:
+        return (self._score(row) for row in range(len(self.rows)))
+
+    @overload
+    def __getitem__(self, index: int) -> CandidateScore: ...
+    @overload
+    def __getitem__(self, index: slice) -> CandidateTable: ...
+    def __getitem__(self, index: int | slice) -> CandidateScore | CandidateTable:
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self.rows))[index])
+        if not -len(self.rows) <= index < len(self.rows):
+            raise IndexError(index)
+        return self._score(index % len(self.rows))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory, as far as it grows with the number of candidates."""
+        return int(self.rows.nbytes) + (0 if self._encoded is None else int(self._encoded.nbytes))
+
+    def worker(self, row: int) -> WorkerId:
+        return self._workers[row]
+
+    def row_of(self, worker: WorkerId) -> int | None:
+        return next((row for row, known in enumerate(self._workers) if known == worker), None)
+
+    def take(self, order: npt.NDArray[np.intp]) -> CandidateTable:
+        """These rows, in this order."""
+        encoded = None if self._encoded is None else self._encoded[:, order]
+        workers = self._workers
+        return CandidateTable(
+            self.rows[order], [workers[row] for row in order.tolist()], self._spans, encoded
+        )
+
+    def joined(self, other: CandidateTable) -> CandidateTable:
+        """The rows of both; `other` is of the same request."""
+        encoded = None
+        if self._encoded is not None and other._encoded is not None:
+            encoded = np.concatenate([self._encoded, other._encoded], axis=1)
+        rows = np.concatenate([self.rows, other.rows])
+        return CandidateTable(rows, [*self._workers, *other._workers], self._spans, encoded)
+
+    @classmethod
+    def of_stranger(cls, worker: WorkerId, total: int, media_total: int, block_size: int) -> CandidateTable:
+        """A worker of which nothing is known."""
+        rows = np.zeros(1, CANDIDATE)
+        rows["slot"], rows["total"], rows["media_total"] = -1, total, media_total
+        rows["block_size"], rows["has_events"] = block_size, True
+        rows["reason"] = code_of(DegradeReason.CONTRACT_MISSING)
+        return cls(rows, [worker])
+
+    def reasons(self, row: int) -> tuple[DegradeReason, ...]:
+        reason = reason_of(int(self.rows["reason"][row]))
+        named = () if reason is None else (reason,)
+        return named if self.rows["has_events"][row] else (*named, DegradeReason.KV_EVENTS_OFF)
+
+    def _score(self, row: int) -> CandidateScore:
+        values = dict(zip(CANDIDATE.names or (), self.rows[row].item(), strict=True))
+        return CandidateScore(
+            worker=self._workers[row],
+            overlap_blocks=values["overlap"],
+            expected_blocks=values["expected"],
+            total_blocks=values["total"],
+            media_overlap_blocks=values["media_overlap"],
+            media_total_blocks=values["media_total"],
+            wait_ms=values["wait_ms"],
+            encode_ms=values["encode_ms"],
+            prefill_ms=values["prefill_ms"],
+            pressure_ms=values["pressure_ms"],
+            reasons=self.reasons(row),
+            lower_blocks=values["lower"],
+            shadow_blocks=values["shadow"],
+            encoder_cached_tokens=values["encoder_cached"],
+            session_ms=values["session_ms"],
+            media=self._media(row, values["overlap"], values["block_size"]),
+        )
+
+    def _media(self, row: int, overlap: int, block_size: int) -> tuple[MediaOverlap, ...]:
+        encoded = self._encoded
+        return tuple(
+            _overlap(span, overlap, block_size, encoded is not None and bool(encoded[item, row]))
+            for item, span in enumerate(self._spans)
+        )
+
+
+def _overlap(span: MediaSpan, overlap_blocks: int, block_size: int, is_encoded: bool) -> MediaOverlap:
+    first = span.offset // block_size
+    total = (span.end - 1) // block_size + 1 - first
+    held = min(max(0, overlap_blocks - first), total)
+    return MediaOverlap(span.media_id, held, total, is_encoded)
