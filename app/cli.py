@@ -21,9 +21,15 @@ _SERVE_CONFIG = "serve_config.yaml"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status (1: failed, 2: wrong usage)."""
+    """Run the command line; returns the exit status (1: failed, 2: wrong usage; `layout` has its own)."""
     parser = _parser()
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = parser.parse_args(words)
+    except SystemExit as stop:
+        if words[:1] == ["layout"] and stop.code:
+            return 1  # 2 is its refusal
+        raise
     if args.run is None:
         parser.print_help()
         return 0
@@ -42,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(commands)
     _add_demo(commands)
     _add_tiny_model(commands)
+    _add_layout(commands)
     return parser
 
 
@@ -94,6 +101,33 @@ def _add_tiny_model(commands: Any) -> None:
     command.set_defaults(run=_run_tiny_model)
 
 
+def _add_layout(commands: Any) -> None:
+    command = commands.add_parser(
+        "layout",
+        help="show how a model lays pictures and clips out in its prompt",
+        description="Prints the tokens, the layout and the spans that the registry of families foresees for "
+        "one request with these items, in order, or why it does not. An item is a file, a URL, or a size: "
+        "image:1920x1080, or video:640x360:32@30 (frames@source fps; with :indices=0,29,... the frames' "
+        "numbers in the file, else its first ones). Exit status 0, 1 for a wrong call, 2 for a refusal.",
+    )
+    command.add_argument("item", nargs="+", metavar="ITEM", help="file, URL or size")
+    command.add_argument("--model", type=Path, required=True, metavar="DIR", help="a model's folder")
+    command.add_argument(
+        "--engine", choices=("vllm", "sglang"), default="vllm", help="who serves it (default: vllm)"
+    )
+    command.add_argument("--max-model-len", type=int, metavar="N", help="tokens; some families size by it")
+    command.add_argument("--video-pruning-rate", type=float, default=0.0, metavar="Q", help="(default: 0)")
+    command.add_argument(
+        "--processor-kwargs", default="{}", metavar="JSON", help="mm_processor_kwargs of engine or request"
+    )
+    command.add_argument(
+        "--allow-private-addresses", action="store_true", help="fetch from addresses that are not public, too"
+    )
+    command.add_argument("--each", action="store_true", help="every item is a request of its own")
+    command.add_argument("--json", action="store_true", help="one line of JSON a request")
+    command.set_defaults(run=_run_layout)
+
+
 def _run_config(args: argparse.Namespace) -> int:
     from app.reference import reference
     from app.serve_file import read_serve_file
@@ -133,6 +167,12 @@ def _run_tiny_model(args: argparse.Namespace) -> int:
     for kind in args.kind:
         print(tiny_model(kind, args.out, args.seed))
     return 0
+
+
+def _run_layout(args: argparse.Namespace) -> int:
+    from app.layout_command import run
+
+    return run(args)
 
 
 def _fail(message: str) -> int:

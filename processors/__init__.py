@@ -26,8 +26,8 @@ from processors.layout import (
     Shape,
 )
 from processors.messages import media_param
-from processors.model_files import ModelFiles
-from processors.probe import NeedMoreBytes, UnknownFormat, probe_image
+from processors.model_files import ModelFiles, ModelFolder
+from processors.probe import NeedMoreBytes, ProbeError, UnknownFormat, probe_image
 from processors.prompt import PromptBuilder
 
 __all__ = [
@@ -40,8 +40,10 @@ __all__ = [
     "MediaTooLarge",
     "MediaUnreachable",
     "ModelFiles",
+    "ModelFolder",
     "NeedMoreBytes",
     "PlacedItem",
+    "ProbeError",
     "PromptBuilder",
     "Refusal",
     "Replacement",

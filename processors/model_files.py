@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
-__all__ = ["ModelFiles", "read_preprocessors"]
+__all__ = ["ModelFiles", "ModelFolder", "read_preprocessors"]
+
+log = logging.getLogger("sightline.processors")
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,48 @@ class ModelFiles:
         names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
         found = (self.config.get(name) for name in names)
         return tuple(dict.fromkeys(token for token in found if isinstance(token, int)))
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """As much of a model's folder as its layout needs: configuration, and a tokenizer where there is one."""
+
+    config: dict[str, Any]
+    preprocessor: dict[str, Any]
+    video_preprocessor: dict[str, Any]
+    tokenizer: PreTrainedTokenizerBase | None
+
+    @classmethod
+    def load(cls, folder: Path) -> ModelFolder:
+        """
+        Raises:
+            OSError: it is not a folder with a config.json.
+        """
+        if not (folder / "config.json").is_file():
+            raise OSError(f"{folder} is not a model's folder: it has no config.json")
+        config = _read_json(str(folder), "config.json", required=True)
+        image, video = read_preprocessors(str(folder))
+        return cls(config, image, video, _tokenizer_of(folder))
+
+
+def _tokenizer_of(folder: Path) -> PreTrainedTokenizerBase | None:
+    """Read from tokenizer.json alone where it is there, so that a model type nobody knows is no obstacle."""
+    if (folder / "tokenizer.json").is_file():
+        start = _read_json(str(folder), "tokenizer_config.json", required=False).get("bos_token")
+        start = start.get("content") if isinstance(start, dict) else start
+        file = str(folder / "tokenizer.json")
+        return PreTrainedTokenizerFast(tokenizer_file=file, bos_token=start)
+    if not any(
+        (folder / name).is_file() for name in ("tokenizer.model", "vocab.json", "tokenizer_config.json")
+    ):
+        return None
+    try:
+        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(str(folder)))
+    except (OSError, ValueError, ImportError) as error:
+        log.warning(
+            "%s has a tokenizer that cannot be read, layouts with text are refused: %s", folder, error
+        )
+        return None
 
 
 def read_preprocessors(model: str) -> tuple[dict[str, Any], dict[str, Any]]:

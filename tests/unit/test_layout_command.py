@@ -1,0 +1,137 @@
+"""`sightline layout`: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden import golden
+from picture_files import encoded, picture
+from test_more_families import LLAMA4_TOKENS
+from tiny_files import tiny_tokenizer
+
+from app.cli import main
+from processors import identity_of_bytes
+
+
+def folder_of(path: Path, family: str) -> Path:
+    """A folder with the golden file's configuration, and no tokenizer."""
+    meta = golden(family)["meta"]
+    config: dict[str, Any] = {"model_type": family, **meta.get("token_ids", {})}
+    settings = meta.get("processor_config") or meta.get("image_processor_config") or {}
+    if family == "kimi_k25":
+        settings = {"media_proc_cfg": meta["media_proc_cfg"]}
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    if "video_processor_config" in meta:
+        text = json.dumps(meta["video_processor_config"])
+        (path / "video_preprocessor_config.json").write_text(text)
+    return path
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("family", ("qwen2_vl", "qwen3_5", "kimi_k25"))
+def test_each_golden_row_is_answered_with_its_count(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = golden(family)["image"]
+    items = [f"image:{row['width']}x{row['height']}" for row in rows]
+    folder = folder_of(tmp_path, family)
+    assert main(["layout", "--model", str(folder), "--each", "--json", *items]) == 0
+    answers = printed(capsys)
+    assert [answer["item"] for answer in answers] == items
+    assert [answer["tokens"] for answer in answers] == [row.get("num_tokens") for row in rows]
+    assert [answer["refusal"] is None for answer in answers] == ["error" not in row for row in rows]
+
+
+def test_several_items_are_one_request_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path, "qwen2_vl")
+    assert main(["layout", "--model", str(folder), "--json", "image:28x28", "video:28x28:3@25"]) == 0
+    (answer,) = printed(capsys)
+    assert answer["tokens"] == 12
+    assert answer["layout"] == [[151655, 4], [151656, 8]]
+    assert answer["spans"] == [
+        {"offset": 0, "length": 4, "identity": None},
+        {"offset": 4, "length": 8, "identity": None},
+    ]
+
+
+def test_a_clip_with_times_needs_a_tokenizer_and_takes_its_indices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path, "qwen3_vl")
+    clip = ["video:64x48:2@50:indices=3828,3877", "--json"]
+    assert main(["layout", "--model", str(folder), *clip]) == 2
+    assert printed(capsys)[0]["refusal"]["reason"] == "unsupported_modality"
+    tiny_tokenizer().save_pretrained(folder)
+    assert main(["layout", "--model", str(folder), *clip]) == 0
+    assert printed(capsys)[0]["tokens"] == len("<77.1 seconds>") + 1 + 4 + 1
+
+
+def test_a_file_has_a_size_and_an_identity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, data = folder_of(tmp_path, "qwen2_vl"), encoded(picture(width=56, height=84), "PNG")
+    file = tmp_path / "picture.png"
+    file.write_bytes(data)
+    assert main(["layout", "--model", str(folder), str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "tokens  6" in shown and "6x151655" in shown and identity_of_bytes(data).hex in shown
+
+
+def test_a_refusal_says_its_reason_and_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(folder_of(tmp_path, "qwen2_vl"))
+    assert main(["layout", "--model", folder, "image:4000x2"]) == 2
+    assert "size_refused" in capsys.readouterr().out
+    strange = tmp_path / "strange.svg"
+    strange.write_text("<svg/>")
+    assert main(["layout", "--model", folder, str(strange)]) == 2
+    assert "size_unknown" in capsys.readouterr().out
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
+    assert main(["layout", "--model", folder, "image:4x4"]) == 2
+    assert "unsupported_family" in capsys.readouterr().out
+
+
+def test_a_private_address_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(folder_of(tmp_path, "qwen2_vl"))
+    assert main(["layout", "--model", folder, "--json", "http://127.0.0.1:9/x.png"]) == 2
+    assert "allow_private_addresses" in printed(capsys)[0]["refusal"]["detail"]
+
+
+def test_a_tokenizer_that_a_layout_needs_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"model_type": "llama4", "image_token_index": LLAMA4_TOKENS["<|patch|>"], "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["layout", "--model", str(tmp_path), "--json", "image:4x4"]) == 2
+    refusal = printed(capsys)[0]["refusal"]
+    assert refusal["reason"] == "layout_parameter_missing" and "<|image|>" in refusal["detail"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["image:4x4"],
+        ["--model", "{model}"],
+        ["--model", "{model}", "picture:4x4"],
+        ["--model", "{model}", "image:4"],
+        ["--model", "{model}", "image:0x4"],
+        ["--model", "{model}", "video:4x4:2@30:indices=1"],
+        ["--model", "{model}", "nowhere.png"],
+        ["--model", "{model}", "--engine", "other", "image:4x4"],
+        ["--model", "{model}", "--processor-kwargs", "[]", "image:4x4"],
+        ["--model", "{model}/nowhere", "image:4x4"],
+    ],
+)
+def test_a_wrong_call_ends_with_1(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(folder_of(tmp_path, "qwen2_vl"))
+    assert main(["layout", *(word.replace("{model}", folder) for word in words)]) == 1
+    assert capsys.readouterr().err
