@@ -160,6 +160,8 @@ class DegradeReason(StrEnum):
     LAYOUT_PARAMETER_MISSING = "layout_parameter_missing"  # the layout needs what no file or argument says
     MEDIA_MIX = "media_mix"  # exact alone, not together with the request's other items
     PLACEHOLDER_MISMATCH = "placeholder_mismatch"
+    VIDEO_DECODED_BY_ENGINE = "video_decoded_by_engine"  # video.decode: engine
+    VIDEO_NOT_DECODED = "video_not_decoded"  # the ingress could not; the replica tries
     CLIENT_UUID_WITHOUT_SIZE = "client_uuid_without_size"
     MM_PROCESSOR_KWARGS = "mm_processor_kwargs"
     CONTRACT_MISMATCH = "contract_mismatch"
@@ -280,17 +282,19 @@ class TokenView:
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """Where an item comes from: one of the three is set, or none where only an engine has it (a client's
+    """Where an item comes from: one of the four is set, or none where only an engine has it (a client's
     uuid without a file).
 
     data: the encoded file's bytes.
     url: http(s), data: or file:, read by `processors.fetch` only.
     pixels: decoded, shape (height, width, 3), uint8, RGB, C-contiguous (identity mode `content`).
+    frames: of a decoded clip, shape (num_frames, height, width, 3), otherwise as pixels.
     """
 
     data: bytes | None = None
     url: str | None = None
     pixels: npt.NDArray[np.uint8] | None = None
+    frames: npt.NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,7 @@ def engine_config(settings: Settings, accelerator: Accelerator) -> EngineConfig:
         engine_args=settings.engine_args,
         kv_events_port_base=settings.kv_events_port_base,
         media=settings.media,
+        video=settings.video,
         router=settings.router,
     )
 
@@ -192,5 +193,6 @@ def ingress_config(settings: Settings) -> IngressConfig:
         tenant_header=settings.tenant_header,
         tenant_secret=settings.tenant_secret,
         media=settings.media,
+        video=settings.video,
         router=settings.router,
     )

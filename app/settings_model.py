@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.logs import parse_levels
-from processors import MediaConfig
+from processors import MediaConfig, VideoConfig
 from router.config import RouterConfig
 
 __all__ = ["Settings"]
@@ -42,7 +42,8 @@ class Settings(BaseModel):
     )
     enable_multimodal: bool = Field(
         False,
-        description="Whether requests may carry images. False: they get a 400, and `media` may not be set.",
+        description="Whether requests may carry images and videos. False: they get a 400, and neither "
+        "`media` nor `video` may be set.",
     )
     num_workers: int = Field(
         2,
@@ -157,6 +158,10 @@ class Settings(BaseModel):
         default_factory=MediaConfig,
         description="How images are identified, fetched and limited. Only with `enable_multimodal`.",
     )
+    video: VideoConfig = Field(
+        default_factory=VideoConfig,
+        description="Who decodes videos, and within which limits. Only with `enable_multimodal`.",
+    )
     router: RouterConfig = Field(
         default_factory=RouterConfig, description="How the router decides and keeps up with the workers."
     )
@@ -169,10 +174,12 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check_media(self) -> Self:
-        if "media" in self.model_fields_set and not self.enable_multimodal:
-            raise ValueError(
-                "`media` has settings but enable_multimodal is false: set it to true or drop `media`"
-            )
+        for section in ("media", "video"):
+            if section in self.model_fields_set and not self.enable_multimodal:
+                raise ValueError(
+                    f"`{section}` has settings but enable_multimodal is false: set it to true or drop "
+                    f"`{section}`"
+                )
         return self
 
     @model_validator(mode="after")

@@ -207,7 +207,7 @@ class ChatService:
             raise
 
     async def _file(self, item: MediaItem) -> bytes | None:
-        if item.source.pixels is not None:
+        if item.source.pixels is not None or item.source.frames is not None:
             return None
         if item.source.data is not None:
             return item.source.data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from processors import LayoutOptions, MediaConfig
+from processors import LayoutOptions, MediaConfig, VideoConfig
 from router.config import RouterConfig
 
 __all__ = ["Accelerator", "EngineConfig", "IngressConfig"]
@@ -36,6 +36,7 @@ class EngineConfig:
     kv_events_port_base: int | None = None
     coalesce_ms: float = 5.0
     media: MediaConfig = field(default_factory=MediaConfig)
+    video: VideoConfig = field(default_factory=VideoConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
 
 
@@ -61,4 +62,5 @@ class IngressConfig:
     tenant_header: str | None = None
     tenant_secret: str | None = None
     media: MediaConfig = field(default_factory=MediaConfig)
+    video: VideoConfig = field(default_factory=VideoConfig)
     router: RouterConfig = field(default_factory=RouterConfig)

@@ -10,8 +10,6 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-import numpy as np
-from PIL import Image
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -19,9 +17,9 @@ from deployments.config import EngineConfig
 from deployments.engines import start_engine
 from deployments.engines.reaper import start_reaper
 from deployments.engines.vllm import EngineGone
+from deployments.media import MediaDecoder
 from deployments.protocol import (
     Delta,
-    EngineMedia,
     EngineMessage,
     EngineRequest,
     Failed,
@@ -30,8 +28,8 @@ from deployments.protocol import (
     Started,
 )
 from deployments.router import finder
-from deployments.transport import Payload, part
-from processors import RequestError, decode_image
+from deployments.transport import Payload
+from processors import RequestError
 from router.client import ActorLink, spawn
 from router.pinned import Pin
 from router.relay import EventRelay
@@ -63,6 +61,7 @@ class Engine:
         self._is_leaving = False
         start_reaper()
         log.info("worker %s: starting %s with %s", self._worker, config.engine, config.model)
+        self._media = await MediaDecoder.for_model(config)
         self._engine = await start_engine(config)
         self._link = ActorLink(finder(router))
         self._link.start()
@@ -122,28 +121,18 @@ class Engine:
     async def _messages(self, request: EngineRequest, payload: Payload) -> AsyncGenerator[EngineMessage]:
         """The engine's messages; after the first delta they are gathered for a few milliseconds each."""
         try:
-            pictures = await asyncio.to_thread(self._decode, request.media, payload)
+            media = await self._media.decode(request.media, payload)
         except RequestError as error:
             yield Failed(str(error), error.status, error.param, error.code)
             return
         pause = self._config.coalesce_ms / 1000
         # Closing this iterator makes vLLM abort the request: a client that goes away frees its work.
-        async with contextlib.aclosing(self._engine.generate(request, pictures)) as messages:
+        async with contextlib.aclosing(self._engine.generate(request, media)) as messages:
             async for message in messages:
                 yield message
                 if isinstance(message, Delta):
                     # The engine's collector merges what arrives while nobody asks.
                     await asyncio.sleep(pause)
-
-    def _decode(self, media: tuple[EngineMedia, ...], payload: Payload) -> list[Image.Image]:
-        return [self._picture(item, payload) for item in media]
-
-    def _picture(self, item: EngineMedia, payload: Payload) -> Image.Image:
-        data = part(payload, item)
-        if item.form == "file":
-            return decode_image(bytes(data), max_pixels=self._config.media.max_pixels)
-        assert item.shape is not None
-        return Image.fromarray(np.frombuffer(data, dtype=np.uint8).reshape(item.shape))
 
     def _report(self, kind: LifecycleKind, request: EngineRequest) -> None:
         self._relay.report(LifecycleEvent(kind, request.decision_id))
@@ -213,5 +202,7 @@ class Engine:
             await self._relay.leave()
             await self._relay.close()
             await self._link.close()
+        if getattr(self, "_media", None) is not None:
+            await self._media.aclose()
         if getattr(self, "_engine", None) is not None:
             await asyncio.to_thread(self._engine.shutdown)

@@ -31,7 +31,6 @@ from deployments.openai_api import ChatRequest, ChatResponse, parse_chat_request
 from deployments.protocol import Delta, Finished
 from deployments.router import finder
 from processors import Fetcher, ModelFiles, PromptBuilder, RequestError
-from router import keys
 from router.client import ActorLink, RouterClient, spawn
 from router.live import live_replicas
 from sightline_types import DecisionId
@@ -63,7 +62,6 @@ class Ingress:
         self._executor = ThreadPoolExecutor(PROCESSOR_THREADS, thread_name_prefix="sightline-processors")
         loop = asyncio.get_running_loop()
         files = await loop.run_in_executor(self._executor, ModelFiles.load, config.model)
-        await loop.run_in_executor(self._executor, keys.warm_up)
         fetcher = Fetcher(config.media)
         self._prompts = PromptBuilder(
             files,
@@ -73,6 +71,7 @@ class Ingress:
             executor=self._executor,
             token_cache_bytes=config.token_cache_bytes,
             layout_options=config.layout,
+            video=config.video,
         )
         self._link = ActorLink(finder(router))
         self._link.start()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sightline_types import DecisionId, MediaId, Modality, WorkerId
+from sightline_types import DecisionId, MediaId, Modality, VideoShape, WorkerId
 
 __all__ = [
     "Delta",
@@ -49,15 +49,17 @@ class Sampling:
 class EngineMedia:
     """One media item of a request; its bytes are [offset, offset + length) of the payload.
 
-    form: "file" is an encoded file; "pixels" are `shape` (height, width, 3), uint8, RGB.
+    form: "file" is an encoded file; "pixels" are `shape` (height, width, 3), uint8, RGB; "frames" are
+        `shape` (num_frames, height, width, 3), and `video` says which frames of which clip.
     """
 
     modality: Modality
     media_id: MediaId
-    form: Literal["file", "pixels"]
+    form: Literal["file", "pixels", "frames"]
     offset: int
     length: int
-    shape: tuple[int, int, int] | None = None
+    shape: tuple[int, ...] | None = None
+    video: VideoShape | None = None
 
 
 @dataclass(frozen=True, slots=True)

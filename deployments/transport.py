@@ -7,7 +7,7 @@ would never be freed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,25 +27,25 @@ Payload = bytes | npt.NDArray[np.uint8] | None
 def pack(items: Sequence[MediaItem], files: Sequence[bytes | None]) -> tuple[tuple[EngineMedia, ...], bytes]:
     """Lay the items' bytes end to end.
 
-    files: the encoded bytes of each item; None where the item carries its pixels.
+    files: the encoded bytes of each item; None where the item carries its pixels or frames.
     Returns the description of each item and the joined bytes.
     """
     media: list[EngineMedia] = []
     chunks: list[bytes | memoryview] = []
     offset = 0
     for item, data in zip(items, files, strict=True):
-        pixels = item.source.pixels
+        pixels = item.source.pixels if item.source.frames is None else item.source.frames
         if pixels is not None:
-            height, width, _ = pixels.shape
+            form: Literal["pixels", "frames"] = "pixels" if item.source.frames is None else "frames"
             described = EngineMedia(
-                item.modality, item.media_id, "pixels", offset, pixels.size, (height, width, 3)
+                item.modality, item.media_id, form, offset, pixels.size, pixels.shape, item.video
             )
             chunks.append(pixels.reshape(-1).data)
         elif data is not None:
             described = EngineMedia(item.modality, item.media_id, "file", offset, len(data))
             chunks.append(data)
         else:
-            raise ValueError(f"media item {item.media_id} has neither pixels nor bytes")
+            raise ValueError(f"media item {item.media_id} has neither pixels, frames nor bytes")
         media.append(described)
         offset += described.length
     return tuple(media), b"".join(chunks)

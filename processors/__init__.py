@@ -29,8 +29,15 @@ from processors.messages import media_param
 from processors.model_files import ModelFiles, ModelFolder
 from processors.probe import NeedMoreBytes, ProbeError, UnknownFormat, probe_image
 from processors.prompt import PromptBuilder
+from processors.video_config import VideoConfig
+from processors.video_decode import DecodedVideo, VideoUndecodable
+from processors.video_identity import identity_of_clip
+from processors.video_pool import DecoderFailed, VideoDecoders
+from processors.video_sampling import Sampling, loader_rule
 
 __all__ = [
+    "DecodedVideo",
+    "DecoderFailed",
     "FamilyLayout",
     "Fetcher",
     "IdentityKey",
@@ -49,17 +56,23 @@ __all__ = [
     "Replacement",
     "RequestError",
     "RequestScope",
+    "Sampling",
     "Shape",
     "UnknownFormat",
     "UnsupportedMedia",
+    "VideoConfig",
+    "VideoDecoders",
+    "VideoUndecodable",
     "decode_image",
     "find_layout",
     "identity_of_bytes",
+    "identity_of_clip",
     "identity_of_fields",
     "identity_of_pixels",
     "identity_of_url",
     "identity_of_uuid",
     "layout_for",
+    "loader_rule",
     "media_param",
     "probe_image",
 ]

@@ -9,12 +9,13 @@ import numpy as np
 
 from processors.layout import Expansion, FamilyLayout, Refusal, Replacement, expand
 from processors.template import TokenizedChat
-from sightline_types import DegradeReason, MediaItem, MediaSpan, PreparedPrompt, TokenView
+from sightline_types import DegradeReason, MediaItem, MediaSpan, Modality, PreparedPrompt, TokenView
 
 __all__ = ["UNKNOWN_ITEM_TOKENS", "assemble"]
 
 #: What an item counts for as load when its layout or its size is not known.
 UNKNOWN_ITEM_TOKENS = 1024
+UNKNOWN_VIDEO_TOKENS = 4096
 
 
 def assemble(
@@ -46,7 +47,11 @@ def assemble(
         view=TokenView(expansion.token_ids, spans, expansion.exact_until),
         reasons=tuple(dict.fromkeys(reasons + [plan.reason for plan in refused])),
         # The placeholder itself is in the view already.
-        estimated_media_tokens=sum((plan.num_tokens or UNKNOWN_ITEM_TOKENS) - 1 for plan in refused),
+        estimated_media_tokens=sum(
+            _estimate(item, plan) - 1
+            for item, plan in zip(items, plans, strict=True)
+            if isinstance(plan, Refusal)
+        ),
         first_turn_tokens=_first_turn(chat, placeholder_ids, expansion),
         layout=layout.fingerprint({i.modality for i in items}) if items and layout is not None else None,
     )
@@ -72,6 +77,11 @@ def _named(item: MediaItem, plan: Replacement | Refusal) -> Replacement | Refusa
     if isinstance(plan, Refusal) and plan.reason is DegradeReason.SIZE_UNKNOWN and item.unknown_because:
         return replace(plan, reason=item.unknown_because)
     return plan
+
+
+def _estimate(item: MediaItem, plan: Refusal) -> int:
+    unknown = UNKNOWN_VIDEO_TOKENS if item.modality is Modality.VIDEO else UNKNOWN_ITEM_TOKENS
+    return plan.num_tokens or unknown
 
 
 def _inexact(plan: Replacement | Refusal, reason: DegradeReason) -> Refusal:

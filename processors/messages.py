@@ -14,8 +14,8 @@ from sightline_types import Modality
 __all__ = ["Conversation", "MediaPart", "media_param", "parse_messages"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-SERVED_PARTS = "text, image_url"
-_MEDIA_PARTS = ("image_url", "video_url", "audio_url", "input_audio", "image_embeds")
+SERVED_PARTS = "text, image_url, video_url"
+_MEDIA_PARTS = ("audio_url", "input_audio", "image_embeds")
 _SCHEMES = ("http://", "https://", "data:", "file:")
 MAX_UUID_CHARS = 512
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}")
@@ -38,9 +38,9 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """messages: for a template, content a text or a list of {"type": "text" | "image", ...} parts.
+    """messages: for a template, content a text or a list of {"type": "text" | "image" | "video", ...} parts.
 
-    media: in the order of the {"type": "image"} parts.
+    media: in the order of the image and video parts.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -125,9 +125,14 @@ def _part(part: object, param: str, media: list[MediaPart]) -> dict[str, str]:
         return {"type": "text", "text": part["text"]}
     if kind == "image_url":
         uuid = _uuid(part, param)
-        url = _image_url(part, param, is_optional=uuid is not None)
+        url = _media_url(part, "image_url", param, is_optional=uuid is not None)
         media.append(MediaPart(Modality.IMAGE, url, f"{param}.image_url", uuid))
         return {"type": "image"}
+    if kind == "video_url":
+        if "uuid" in part:
+            raise _refused(f"{param}.uuid", "is served for images only")
+        media.append(MediaPart(Modality.VIDEO, _media_url(part, "video_url", param), f"{param}.video_url"))
+        return {"type": "video"}
     if kind in _MEDIA_PARTS:
         if "uuid" in part:
             raise _refused(f"{param}.uuid", "is served for images only")
@@ -151,21 +156,21 @@ def _uuid(part: Mapping[str, Any], param: str) -> str | None:
     return uuid
 
 
-def _image_url(part: Mapping[str, Any], param: str, *, is_optional: bool = False) -> str:
-    value = part.get("image_url")
+def _media_url(part: Mapping[str, Any], field: str, param: str, *, is_optional: bool = False) -> str:
+    value = part.get(field)
     if value is None and is_optional:
         return ""
     if value is None:
-        raise _refused(f"{param}.image_url", "is missing, and there is no uuid of a picture sent before")
+        raise _refused(f"{param}.{field}", "is missing, and there is no uuid of a picture sent before")
     url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str) or not url.strip():
-        raise _refused(f"{param}.image_url", 'must be {"url": "..."} with an http(s) or data: URL')
+        raise _refused(f"{param}.{field}", 'must be {"url": "..."} with an http(s) or data: URL')
     url = url.strip()
     if not url[:8].lower().startswith(_SCHEMES):
         hint = f"begins with {url[:8]!r}; served are http(s) and data: URLs"
         if _looks_like_base64(url):
             hint += ". Bare base64 needs data:image/png;base64, before it"
-        raise _refused(f"{param}.image_url", hint)
+        raise _refused(f"{param}.{field}", hint)
     return url
 
 

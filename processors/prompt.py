@@ -16,11 +16,14 @@ from processors.families import layout_for
 from processors.fetch import Fetcher
 from processors.items import ItemMaker, RequestScope
 from processors.layout import FamilyLayout, LayoutOptions
-from processors.messages import parse_messages
+from processors.messages import MediaPart, parse_messages
 from processors.model_files import ModelFiles
 from processors.processor_kwargs import check_processor_kwargs
 from processors.template import ChatTemplate
 from processors.token_cache import TokenCacheStats
+from processors.video_config import VideoConfig
+from processors.video_items import VideoItemMaker
+from processors.video_pool import VideoDecoders
 from sightline_types import MediaItem, Modality, PreparedPrompt
 
 __all__ = ["PromptBuilder"]
@@ -46,6 +49,7 @@ class PromptBuilder:
         executor: Executor | None = None,
         token_cache_bytes: int = 64 << 20,
         layout_options: LayoutOptions | None = None,
+        video: VideoConfig | None = None,
     ) -> None:
         self._files = files
         self._media = media
@@ -57,6 +61,9 @@ class PromptBuilder:
         media_tokens = [*files.media_token_ids, *self._placeholder_ids]
         self._template = ChatTemplate(files.tokenizer, media_tokens, cache_bytes=token_cache_bytes)
         self._items = ItemMaker(media, fetcher, self._off_loop, clock)
+        video = video or VideoConfig()
+        self._decoders = VideoDecoders(video) if video.decode == "ingress" and enable_multimodal else None
+        self._videos = VideoItemMaker(video, media, fetcher, self._off_loop, clock, self._decoders)
 
     async def prepare(
         self,
@@ -89,9 +96,9 @@ class PromptBuilder:
             chat_template_kwargs=chat_template_kwargs,
             add_generation_prompt=add_generation_prompt,
         )
-        self._check_placeholders(chat.token_ids, len(conversation.media))
+        self._check_placeholders(chat.token_ids, conversation.media)
         scope = RequestScope(tenant, mm_processor_kwargs or {}, size_wait_ms)
-        items = await _all(self._items.make(part, scope) for part in conversation.media)
+        items = await _all(self._make(part, scope) for part in conversation.media)
         return assemble(
             chat,
             items,
@@ -112,30 +119,44 @@ class PromptBuilder:
         Raises:
             RequestError: the file has too many pixels or is no picture.
         """
+        if item.modality is Modality.VIDEO:
+            return await self._videos.as_fetched(item, data)
         return await self._items.as_fetched(item, data, RequestScope(options=mm_processor_kwargs or {}))
 
     async def aclose(self) -> None:
-        """Closes the fetcher, too."""
+        """Closes the fetcher and the video decoders, too."""
         await self._fetcher.aclose()
+        if self._decoders is not None:
+            await self._decoders.aclose()
 
-    def _check_placeholders(self, token_ids: Sequence[int], num_media: int) -> None:
+    async def _make(self, part: MediaPart, scope: RequestScope) -> MediaItem:
+        if part.modality is Modality.VIDEO:
+            return await self._videos.make(part)
+        return await self._items.make(part, scope)
+
+    def _check_placeholders(self, token_ids: Sequence[int], media: Sequence[MediaPart]) -> None:
         """A client's text holds no placeholder (`ChatTemplate`), but a template may write more or fewer
         than there are items, and a tokenizer without special tokens cannot tell them from text.
 
         Raises:
             RequestError: 400, naming the token.
         """
-        if num_media and self._layout is None:
+        if media and self._layout is None:
             return  # a family that is not known may write other placeholders
-        own = self._layout.placeholders.get(Modality.IMAGE) if self._layout else self._files.image_token_id
         for token in dict.fromkeys([*self._files.media_token_ids, *self._placeholder_ids]):
-            expected = num_media if token == own else 0
+            modalities = self._modalities_of(token)
+            expected = sum(part.modality in modalities for part in media)
             found = token_ids.count(token)
             if found != expected:
                 name = self._files.tokenizer.convert_ids_to_tokens(token)
                 message = f"the prompt holds {found} x {name} for {expected} media items"
                 message += f"; do not write {name} in text"
                 raise RequestError(message, param="messages", code="placeholder_mismatch")
+
+    def _modalities_of(self, token: int) -> frozenset[Modality]:
+        """The modalities whose items this token stands for."""
+        own = self._layout.placeholders if self._layout else {}
+        return frozenset(modality for modality, placeholder in own.items() if placeholder == token)
 
     async def _off_loop(self, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         loop = asyncio.get_running_loop()
@@ -146,7 +167,7 @@ def _placeholder_ids(files: ModelFiles, layout: FamilyLayout | None) -> frozense
     """The tokens that stand for media items; empty where they are not known."""
     if layout is not None:
         return frozenset(layout.placeholders.values())
-    return frozenset(() if files.image_token_id is None else (files.image_token_id,))
+    return frozenset(files.media_token_ids)
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

@@ -13,14 +13,13 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from PIL.Image import Image
-
 from deployments.config import EngineConfig
 from deployments.engines.ports import PortPair, claim_ports
 from deployments.engines.vllm_args import engine_args, engine_environment, publishes_events
 from deployments.engines.vllm_groups import kv_groups, unit_size
+from deployments.media import DecodedMedia
 from deployments.protocol import Delta, EngineMessage, EngineRequest, Failed, Finished, Sampling, TokenLogprob
-from processors import LayoutOptions, ModelFiles, layout_for
+from processors import DecodedVideo, LayoutOptions, ModelFiles, layout_for
 from router.relay import EventSource
 from sightline_types import EngineLoad, KeyScheme, KvGroup, LayoutContract, WorkerContract
 
@@ -127,7 +126,7 @@ class VllmEngine:
         return EventSource(endpoint, replay, source.topic)
 
     async def generate(
-        self, request: EngineRequest, pictures: Sequence[Image]
+        self, request: EngineRequest, media: Sequence[DecodedMedia]
     ) -> AsyncGenerator[EngineMessage]:
         """Deltas, then `Finished`; or `Failed` for what the request is to blame for.
 
@@ -140,7 +139,7 @@ class VllmEngine:
         try:
             params = sampling_params(request.sampling)
             # Closed at once when the caller goes away, not when it is collected: vLLM then aborts.
-            async with contextlib.aclosing(self._generate(request, pictures, params)) as messages:
+            async with contextlib.aclosing(self._generate(request, media, params)) as messages:
                 async for message in messages:
                     yield message
         except EngineDeadError as error:
@@ -151,10 +150,10 @@ class VllmEngine:
             yield _failure(error)
 
     async def _generate(
-        self, request: EngineRequest, pictures: Sequence[Image], params: Any
+        self, request: EngineRequest, media: Sequence[DecodedMedia], params: Any
     ) -> AsyncGenerator[EngineMessage]:
         completion_tokens = 0
-        rendered = await self._render(_prompt(request, pictures))
+        rendered = await self._render(_prompt(request, media))
         outputs = self._llm.generate(rendered, params, request.decision_id)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
@@ -231,16 +230,41 @@ def _reachable(endpoint: str) -> str:
     return endpoint.replace("*", "127.0.0.1")
 
 
-def _prompt(request: EngineRequest, pictures: Sequence[Image]) -> dict[str, Any]:
+def _prompt(request: EngineRequest, media: Sequence[DecodedMedia]) -> dict[str, Any]:
     prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
-    if pictures:
-        prompt["multi_modal_data"] = {"image": list(pictures)}
-        prompt["multi_modal_uuids"] = {"image": [item.media_id.engine_uuid for item in request.media]}
+    if media:
+        data: dict[str, list[Any]] = {}
+        uuids: dict[str, list[str]] = {}
+        for described, item in zip(request.media, media, strict=True):
+            modality = described.modality.value
+            data.setdefault(modality, []).append(_clip(item) if isinstance(item, DecodedVideo) else item)
+            uuids.setdefault(modality, []).append(described.media_id.engine_uuid)
+        prompt["multi_modal_data"] = data
+        prompt["multi_modal_uuids"] = uuids
     if request.mm_processor_kwargs:
         prompt["mm_processor_kwargs"] = request.mm_processor_kwargs
     if request.cache_salt:
         prompt["cache_salt"] = request.cache_salt
     return prompt
+
+
+def _clip(video: DecodedVideo) -> tuple[Any, dict[str, Any]]:
+    """Frames and metadata as vLLM's own loaders return them.
+
+    do_sample_frames: False, or the processor would sample the sampled frames again.
+    """
+    shape = video.shape
+    rate = shape.source_fps or 0.0
+    total = shape.total_frames or shape.num_frames
+    metadata = {
+        "total_num_frames": total,
+        "fps": rate,
+        "duration": total / rate if rate else 0.0,
+        "video_backend": "pyav",
+        "frames_indices": list(shape.frame_indices),
+        "do_sample_frames": False,
+    }
+    return video.frames, metadata
 
 
 def sampling_params(sampling: Sampling) -> Any:

@@ -54,6 +54,8 @@ def engine_args(config: EngineConfig, ports: tuple[int, int] | None = None) -> d
         args["distributed_executor_backend"] = config.executor
     if config.enable_multimodal:
         args["limit_mm_per_prompt"] = {"image": min(config.media.max_items, MAX_ITEMS_PER_PROMPT)}
+        if config.video.decode == "off":
+            args["limit_mm_per_prompt"]["video"] = 0
     return args | config.engine_args
 
 

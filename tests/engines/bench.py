@@ -19,9 +19,10 @@ import pytest
 from deployments.chat import route_query
 from deployments.config import EngineConfig
 from deployments.engines.vllm import VllmEngine
+from deployments.media import MediaDecoder
 from deployments.protocol import Delta, EngineRequest, Finished, Sampling
-from deployments.transport import pack, part
-from processors import Fetcher, MediaConfig, ModelFiles, PromptBuilder, decode_image
+from deployments.transport import pack
+from processors import Fetcher, MediaConfig, ModelFiles, PromptBuilder, VideoConfig
 from router.config import RouterConfig
 from router.core import RouterCore
 from router.keys import block_keys
@@ -96,6 +97,7 @@ class Bench:
             enable_multimodal=True,
             engine_args=ENGINE_ARGS | engine_args,
             kv_events_port_base=kv_events_port_base,
+            video=VideoConfig(decode="ingress"),
         )
         self._worker = WorkerId("bench")
         self._counter = itertools.count(1)
@@ -108,7 +110,10 @@ class Bench:
         media = MediaConfig(identity="content", allow_private_addresses=True)
         files = ModelFiles.load(self._config.model)
         self.fetcher = Fetcher(media)
-        self.prompts = PromptBuilder(files, media, enable_multimodal=True, fetcher=self.fetcher)
+        self.prompts = PromptBuilder(
+            files, media, enable_multimodal=True, fetcher=self.fetcher, video=self._config.video
+        )
+        self.media = await MediaDecoder.for_model(self._config)
         self.engine = await VllmEngine.start(self._config)
         self.contract = await self.engine.contract()
         self.relay = EventRelay(self._worker, self.contract, self.engine.event_source(), self._push)
@@ -122,6 +127,7 @@ class Bench:
     async def stop(self) -> None:
         await self.relay.close()
         await self.prompts.aclose()
+        await self.media.aclose()
         self.engine.shutdown()
         del self.engine
         gc.collect()  # sockets that the engine's client leaves open are named now, where they are forgiven
@@ -148,10 +154,10 @@ class Bench:
             Sampling(max_tokens=max_tokens, temperature=0, ignore_eos=True),
             media,
         )
-        pictures = [self._picture(item, payload) for item in media]
+        decoded = await self.media.decode(media, payload)
         self.relay.report(LifecycleEvent(LifecycleKind.STARTED, decision_id))
         finished = None
-        async for message in self.engine.generate(request, pictures):
+        async for message in self.engine.generate(request, decoded):
             if not isinstance(message, Delta):
                 assert isinstance(message, Finished), message
                 finished = message
@@ -160,15 +166,6 @@ class Bench:
             LifecycleEvent(LifecycleKind.END, decision_id, finished.cached_tokens, finished.prompt_tokens)
         )
         return finished
-
-    def _picture(self, item: Any, payload: bytes) -> Any:
-        import numpy as np
-        from PIL import Image
-
-        data = part(payload, item)
-        if item.form == "pixels":
-            return Image.fromarray(np.frombuffer(data, dtype=np.uint8).reshape(item.shape))
-        return decode_image(bytes(data), max_pixels=10**9)
 
 
 # The named checks: each is what a test asserts, and what a mutation must break.

@@ -74,7 +74,7 @@ def test_content_must_be_text_or_parts(content: object) -> None:
     assert refusal([{"role": "user", "content": content}]).param == "messages[0].content"
 
 
-@pytest.mark.parametrize("kind", ["video_url", "audio_url", "input_audio", "image_embeds"])
+@pytest.mark.parametrize("kind", ["audio_url", "input_audio", "image_embeds"])
 def test_a_part_not_served_yet_is_named_with_what_is_served(kind: str) -> None:
     error = refusal(user({"type": "text", "text": "x"}, {"type": kind, kind: {}}))
     assert error.param == "messages[0].content[1]"

@@ -74,7 +74,7 @@ def test_a_variable_is_read_as_its_setting_s_type(variable, text, name, value):
 
 def test_every_single_valued_setting_has_a_variable():
     names = set(variables().values())
-    assert set(Settings.model_fields) - names == {"media", "router"}
+    assert set(Settings.model_fields) - names == {"media", "video", "router"}
 
 
 def test_an_empty_variable_changes_nothing():

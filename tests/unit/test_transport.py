@@ -41,5 +41,5 @@ def test_small_payloads_travel_by_value() -> None:
 
 
 def test_an_item_without_bytes_is_a_bug_that_speaks() -> None:
-    with pytest.raises(ValueError, match="neither pixels nor bytes"):
+    with pytest.raises(ValueError, match="neither pixels, frames nor bytes"):
         pack([item(1, MediaSource(url="http://x"))], [None])

@@ -6,6 +6,7 @@ import pytest
 
 from deployments.config import EngineConfig
 from deployments.engines.vllm_args import engine_args, engine_environment, publishes_events
+from processors import VideoConfig
 
 
 def test_the_adapter_switches_prefix_caching_and_both_publishers_on() -> None:
@@ -54,3 +55,9 @@ def test_only_across_nodes_the_publishers_leave_the_loopback() -> None:
 def test_data_parallelism_inside_one_engine_is_refused_with_the_way_out() -> None:
     with pytest.raises(ValueError, match="num_workers"):
         engine_args(EngineConfig(model="m", engine_args={"data_parallel_size": 2}))
+
+
+def test_no_room_is_kept_for_videos_that_are_not_served() -> None:
+    config = EngineConfig("m", enable_multimodal=True, video=VideoConfig(decode="off"))
+    assert engine_args(config)["limit_mm_per_prompt"]["video"] == 0
+    assert "video" not in engine_args(EngineConfig("m", enable_multimodal=True))["limit_mm_per_prompt"]

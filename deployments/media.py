@@ -1,0 +1,73 @@
+"""A request's media as an engine is given them: decoded, in prompt order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from deployments.config import EngineConfig
+from deployments.protocol import EngineMedia
+from deployments.transport import Payload, part
+from processors import DecodedVideo, RequestError, Sampling, VideoDecoders, decode_image, loader_rule
+from processors.model_files import read_preprocessors
+from sightline_types import Modality
+
+__all__ = ["DecodedMedia", "MediaDecoder"]
+
+DecodedMedia = Image.Image | DecodedVideo
+
+
+class MediaDecoder:
+    """One per engine replica; to be closed. Videos are decoded in processes of their own."""
+
+    def __init__(self, config: EngineConfig, sampling: Sampling) -> None:
+        self._config = config
+        self.sampling = sampling
+        self._videos = VideoDecoders(config.video)
+
+    @classmethod
+    async def for_model(cls, config: EngineConfig) -> MediaDecoder:
+        """With the rule by which the engine's own loader would sample the model's videos."""
+        video_preprocessor: dict[str, object] = {}
+        if config.enable_multimodal:
+            _, video_preprocessor = await asyncio.to_thread(read_preprocessors, config.model)
+        rule = loader_rule(config.engine, video_preprocessor)
+        return cls(config, Sampling(rule, config.video.num_frames))
+
+    async def decode(self, media: Sequence[EngineMedia], payload: Payload) -> list[DecodedMedia]:
+        """
+        Raises:
+            RequestError: an item that cannot be decoded here either, with what is wrong with it.
+        """
+        items = [asyncio.create_task(self._item(item, payload)) for item in media]
+        try:
+            return list(await asyncio.gather(*items))
+        finally:
+            for item in items:
+                item.cancel()
+            await asyncio.gather(*items, return_exceptions=True)
+
+    async def _item(self, item: EngineMedia, payload: Payload) -> DecodedMedia:
+        if item.modality is Modality.VIDEO and item.form == "file":
+            if self._config.video.decode == "off":
+                raise RequestError("videos are not served here (video.decode is off)", code="video_disabled")
+            return await self._videos.decode(bytes(part(payload, item)), self.sampling)
+        return await asyncio.to_thread(self._plain, item, payload)
+
+    def _plain(self, item: EngineMedia, payload: Payload) -> DecodedMedia:
+        data = part(payload, item)
+        if item.form == "file":
+            return decode_image(bytes(data), max_pixels=self._config.media.max_pixels)
+        assert item.shape is not None
+        values = np.frombuffer(data, dtype=np.uint8).reshape(item.shape)
+        if item.form == "pixels":
+            return Image.fromarray(values)
+        assert item.video is not None
+        # torch does not take memory that cannot be written.
+        return DecodedVideo(values.copy(), item.video)
+
+    async def aclose(self) -> None:
+        await self._videos.aclose()
