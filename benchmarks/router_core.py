@@ -1,13 +1,15 @@
-"""How long the router's core takes: keys of a prompt, one decision, events applied.
+"""How long the router's core takes, and how it grows: keys, matching, decisions, events, memory.
 
-    python benchmarks/router_core.py [--json FILE]
+    python benchmarks/router_core.py [--json FILE] [--plot FILE.png] [--small]
 
-No Ray and no engine; one core. Times are medians; read them with the machine that the output names.
+No Ray and no engine; one core. Times are medians of warm calls; read them with the machine that the
+output names. What each row does is in docs/router_performance.md. --small leaves out the 16 M blocks.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import random
@@ -21,8 +23,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+import numpy.typing as npt
 
-from router import RouterConfig, RouterCore, block_keys
+from router import BlockIndex, RouterConfig, RouterCore, block_keys, make_active_blocks, make_index, warm_up
 from sightline_types import (
     DecisionId,
     KeyedView,
@@ -43,6 +46,28 @@ BLOCK = 16
 SPEC = KeySpec(KeyScheme.VLLM, BLOCK)
 CONTRACT = WorkerContract("vllm", "0.32.0", BLOCK, KeyScheme.VLLM, "model", 1 << 20)
 ENDLESS = 1e9
+BATCH = 64
+
+Run = Callable[[], object]
+Keys = npt.NDArray[np.uint64]
+
+
+class Report:
+    """The rows measured so far; each is printed as it comes."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def note(self, what: str, value: float, unit: str, aim: str = "") -> None:
+        row = {"what": what, "value": round(value, 3), "unit": unit, "aim": aim}
+        self.rows.append(row)
+        print(f"{what:62} {value:11.3f} {unit:12} {aim}", flush=True)
+
+
+def random_keys(count: int, seed: int) -> Keys:
+    keys = np.random.default_rng(seed).integers(1, 1 << 63, count, dtype=np.uint64)
+    keys.flags.writeable = False
+    return keys
 
 
 def view(tokens: int, seed: int = 0) -> TokenView:
@@ -53,78 +78,197 @@ def view(tokens: int, seed: int = 0) -> TokenView:
     return TokenView(ids, spans, tokens)
 
 
+def worker(number: int) -> WorkerId:
+    return WorkerId(f"w{number}")
+
+
+def stored(keys: Keys, removed: Keys | None = None) -> TierDelta:
+    return TierDelta(Tier(), keys.tobytes(), removed.tobytes() if removed is not None else b"")
+
+
+def index_with(workers: int, blocks: int) -> BlockIndex:
+    """`blocks` different blocks in all, held by one worker each."""
+    index = make_index()
+    for number in range(workers):
+        index.replace(worker(number), [stored(random_keys(blocks // workers, number))])
+    return index
+
+
+def hold_stairs(index: BlockIndex, workers: int, keys: Keys) -> None:
+    """Worker i of W holds the first (i + 1) / W of `keys`: every worker's run ends elsewhere."""
+    for number in range(workers):
+        index.apply(worker(number), stored(keys[: len(keys) * (number + 1) // workers]))
+
+
 def core_with(workers: int, blocks_each: int) -> RouterCore:
     core = RouterCore(
         RouterConfig(expected_ttl_s=ENDLESS), clock=time.monotonic, epoch=1, random=random.Random(0)
     )
     core.begin_warm(())
-    rng = np.random.default_rng(1)
     for number in range(workers):
-        held = rng.integers(1, 1 << 62, blocks_each).astype("<u8").tobytes()
-        core.push(
-            WorkerPush(
-                WorkerId(f"w{number}"), 1, 0, (TierDelta(Tier(), held),), table=True, contract=CONTRACT
-            )
-        )
+        table = (stored(random_keys(blocks_each, number)),)
+        core.push(WorkerPush(worker(number), 1, 0, table, table=True, contract=CONTRACT))
     return core
 
 
-def decide(core: RouterCore, keyed: KeyedView, tokens: int) -> Callable[[], None]:
-    """One decision, booked and released again."""
+def decide(core: RouterCore, keyed: KeyedView, tokens: int) -> Run:
+    """One decision, booked, with its receipt."""
     count = iter(range(1 << 62))
 
     def run() -> None:
-        decision_id = DecisionId(str(next(count)))
-        core.decide(RouteQuery(decision_id, {SPEC: keyed}, num_tokens=tokens))
-        core.cancel(decision_id)
+        query = RouteQuery(DecisionId(f"d{next(count) % 64}"), {SPEC: keyed}, num_tokens=tokens)
+        core.decide(query)  # after the first 64, an earlier booking is released too
 
     return run
 
 
-def apply_events(core: RouterCore, batch: int) -> Callable[[], None]:
-    """One message of `batch` new blocks, and the removal of the batch before."""
-    worker, seq, rng = WorkerId("w0"), iter(range(1, 1 << 62)), np.random.default_rng(2)
-    last = [b""]
+def turnover(apply: Callable[[int, TierDelta], object], workers: int, blocks_each: int) -> Run:
+    """Full caches: a worker stores a batch of new blocks, and removes its oldest."""
+    fresh = [random_keys(BATCH * 2000, 1000 + number) for number in range(min(workers, 8))]
+    old = [random_keys(blocks_each, number) for number in range(min(workers, 8))]
+    count = iter(range(1 << 62))
 
     def run() -> None:
-        new = rng.integers(1, 1 << 62, batch).astype("<u8").tobytes()
-        core.push(WorkerPush(worker, 1, next(seq), (TierDelta(Tier(), new, last[0]),)))
-        last[0] = new
+        step = next(count)
+        number, at = step % len(fresh), step // len(fresh) * BATCH
+        apply(number, stored(fresh[number][at : at + BATCH], old[number][at : at + BATCH]))
 
     return run
 
 
-def median_ms(run: Callable[[], None], budget_s: float = 1.5) -> float:
+def times_us(run: Run, budget_s: float = 1.0, least: int = 7, most: int = 1 << 30) -> list[float]:
     run()
-    times = []
+    times: list[float] = []
     end = time.perf_counter() + budget_s
-    while time.perf_counter() < end or len(times) < 5:
+    while (time.perf_counter() < end or len(times) < least) and len(times) < most:
         began = time.perf_counter()
         run()
-        times.append((time.perf_counter() - began) * 1e3)
-    return statistics.median(times)
+        times.append((time.perf_counter() - began) * 1e6)
+    return times
 
 
-def measure() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def median_us(run: Run, budget_s: float = 1.0, most: int = 1 << 30) -> float:
+    return statistics.median(times_us(run, budget_s, most=most))
 
-    def note(what: str, value: float, unit: str) -> None:
-        rows.append({"what": what, "value": round(value, 3), "unit": unit})
-        print(f"{what:60} {value:10.3f} {unit}", flush=True)
 
-    for tokens in (8_192, 131_072):
+def blocks_a_second(run: Run, blocks: int, calls: int) -> float:
+    """Millions, of the processor's time."""
+    run()
+    began = time.process_time()
+    for _ in range(calls):
+        run()
+    return blocks * calls / (time.process_time() - began) / 1e6
+
+
+def measure_keys(report: Report) -> None:
+    for tokens, aim in ((8_192, "<= 40"), (131_072, "<= 600")):
         prompt = view(tokens)
-        note(f"keys of {tokens} tokens", median_ms(lambda prompt=prompt: block_keys(prompt, SPEC)), "ms")
+        us = median_us(lambda prompt=prompt: block_keys(prompt, SPEC))  # type: ignore[misc]
+        report.note(f"keys of {tokens} tokens, a quarter of the blocks with media", us, "us", aim)
+
+
+def measure_match(report: Report) -> None:
+    for workers, blocks, aim in ((64, 512, "<= 20"), (512, 512, "<= 60"), (64, 8192, "<= 120")):
+        index, keys = index_with(workers, 1_000_000), random_keys(blocks, 10_000)
+        hold_stairs(index, workers, keys)
+        us = median_us(lambda index=index, keys=keys: index.match(keys))  # type: ignore[misc]
+        report.note(f"match {blocks} blocks, {workers} workers, 1 M resident", us, "us", aim)
+        own = iter(random_keys(1_000_000 // workers, n % workers)[:blocks] for n in range(64))
+        us = median_us(lambda index=index, own=own: index.match(next(own)), 1.0, most=60)  # type: ignore[misc]
+        report.note(f"match {blocks} blocks never asked before, {workers} workers", us, "us")
+
+
+def measure_bookkeeping(report: Report) -> None:
+    index, active = index_with(64, 1_000_000), make_active_blocks()
+    for number in range(256):
+        active.acquire(number % 64, random_keys(512, 20_000 + number))
+    for blocks in (512, 8192):
+        keys = random_keys(blocks, 30_000)
+
+        def expect(keys: Keys = keys) -> None:
+            index.expect(worker(3), keys, ENDLESS, DecisionId("d"))  # drops what it expected before
+
+        def book(keys: Keys = keys) -> None:
+            active.acquire(3, keys)
+            active.release(3, keys)
+
+        report.note(f"expect and drop {blocks} blocks", median_us(expect), "us")
+        report.note(f"book and release {blocks} active blocks", median_us(book), "us")
+
+
+def measure_decisions(report: Report) -> None:
     for workers in (8, 64):
-        core = core_with(workers, 100_000 // workers)
-        for tokens in (8_192, 131_072):
-            keyed = block_keys(view(tokens), SPEC)
-            run = decide(core, keyed, tokens)
-            note(f"select + book + cancel, {tokens} tokens, {workers} workers", median_ms(run), "ms")
-        per_batch = median_ms(apply_events(core, 64))
-        what = f"events, 64 stored + 64 removed a message, {workers} workers"
-        note(what, 128 / per_batch / 1e3, "M blocks/s")
-    return rows
+        core = core_with(workers, 1_000_000 // workers)
+        for tokens, aim in ((8_192, "<= 100"), (131_072, "<= 1200")):
+            run = decide(core, block_keys(view(tokens), SPEC), tokens)
+            what = f"select + book, {tokens} tokens, {workers} workers"
+            report.note(what, median_us(run), "us", aim if workers == 64 else "")
+
+
+def measure_events(report: Report) -> None:
+    workers, each = 64, 1_000_000 // 64
+    index = index_with(workers, 1_000_000)
+    run = turnover(lambda number, delta: index.apply(worker(number), delta), workers, each)
+    rate = blocks_a_second(run, 2 * BATCH, 1500)
+    report.note("events applied, 64 stored + 64 removed, full caches", rate, "M blocks/s", ">= 5")
+    core, seqs = core_with(workers, each), [iter(range(1, 1 << 62)) for _ in range(workers)]
+
+    def push(number: int, delta: TierDelta) -> None:
+        core.push(WorkerPush(worker(number), 1, next(seqs[number]), (delta,)))
+
+    run = turnover(push, workers, each)
+    report.note("the same through RouterCore.push", blocks_a_second(run, 2 * BATCH, 1500), "M blocks/s")
+
+
+def fill(index: BlockIndex, workers: int, each: int) -> npt.NDArray[np.float64]:
+    """Seconds of every batch of stores into an index that grows."""
+    seconds = []
+    for number in range(workers):
+        keys = random_keys(each, number)
+        for at in range(0, each, BATCH):
+            delta = stored(keys[at : at + BATCH])
+            began = time.perf_counter()
+            index.apply(worker(number), delta)
+            seconds.append(time.perf_counter() - began)
+    return np.array(seconds)
+
+
+def measure_growth(workers: int, blocks: int) -> dict[str, Any]:
+    """One cell of the table of growth: fill an empty index in batches, then ask it."""
+    gc.collect()
+    before, index, each = resident_bytes(), make_index(), blocks // workers
+    seconds = fill(index, workers, each)
+    memory, residencies = index.stats().memory_bytes, index.stats().residencies
+    gc.collect()
+    resident = resident_bytes() - before
+    keys = random_keys(512, 10_000)
+    hold_stairs(index, workers, keys)
+    run = turnover(lambda number, delta: index.apply(worker(number), delta), workers, each)
+    return {
+        "workers": workers,
+        "blocks": blocks,
+        "match_us": round(median_us(lambda: index.match(keys)), 1),
+        "turnover_m_blocks_s": round(blocks_a_second(run, 2 * BATCH, min(1500, each // BATCH)), 2),
+        "table_bytes_a_block": round(memory / residencies, 1),
+        "process_bytes_a_block": round(resident / residencies, 1),
+        "batch_ms_p999": round(float(np.quantile(seconds, 0.999)) * 1e3, 3),
+        "batch_ms_max": round(float(seconds.max()) * 1e3, 3),
+    }
+
+
+def grow(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+    table = []
+    for blocks in sizes:
+        for workers in (8, 64, 512):
+            cell = measure_growth(workers, blocks)
+            print("  ".join(f"{name}={value}" for name, value in cell.items()), flush=True)
+            table.append(cell)
+    return table
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
 
 
 def machine() -> str:
@@ -134,17 +278,48 @@ def machine() -> str:
         if line.startswith("model name")
     ]
     name = names[0] if names else platform.processor()
-    return f"{name}, {len(names)} cores, Python {platform.python_version()}"
+    return f"{name}, {len(names)} cores, Python {platform.python_version()}, numpy {np.__version__}"
+
+
+def plot(growth: list[dict[str, Any]], file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    drawn = (
+        ("match_us", "512 blocks matched, us"),
+        ("turnover_m_blocks_s", "events, M blocks/s"),
+        ("table_bytes_a_block", "table bytes a block"),
+    )
+    for axes, (name, title) in zip(figure.subplots(1, len(drawn)), drawn, strict=True):
+        for workers in (8, 64, 512):
+            cells = [cell for cell in growth if cell["workers"] == workers]
+            axes.plot(
+                [c["blocks"] for c in cells], [c[name] for c in cells], "o-", label=f"{workers} workers"
+            )
+        axes.set(xscale="log", xlabel="resident blocks", title=title)
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    figure.savefig(file, dpi=120)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--plot", type=Path, help="also draw the growth (needs matplotlib)")
+    parser.add_argument("--small", action="store_true", help="without 16 M blocks")
     args = parser.parse_args()
     print(machine())
-    rows = measure()
+    warm_up()
+    report = Report()
+    for measure in (measure_keys, measure_match, measure_bookkeeping, measure_decisions, measure_events):
+        measure(report)
+    sizes = (100_000, 1_000_000) if args.small else (100_000, 1_000_000, 16_000_000)
+    growth = grow(sizes)
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+        text = json.dumps({"machine": machine(), "rows": report.rows, "growth": growth}, indent=1)
+        args.json.write_text(text + "\n")
+    if args.plot:
+        plot(growth, args.plot)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from deployments.openai_api import ChatRequest, ChatResponse, parse_chat_request
 from deployments.protocol import Delta, Finished
 from deployments.router import finder
 from processors import Fetcher, ModelFiles, PromptBuilder, RequestError
+from router import keys
 from router.client import ActorLink, RouterClient, spawn
 from router.live import live_replicas
 from sightline_types import DecisionId
@@ -62,6 +63,7 @@ class Ingress:
         self._executor = ThreadPoolExecutor(PROCESSOR_THREADS, thread_name_prefix="sightline-processors")
         loop = asyncio.get_running_loop()
         files = await loop.run_in_executor(self._executor, ModelFiles.load, config.model)
+        await loop.run_in_executor(self._executor, keys.warm_up)
         fetcher = Fetcher(config.media)
         self._prompts = PromptBuilder(
             files,

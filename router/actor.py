@@ -20,6 +20,7 @@ from router.config import RouterConfig
 from router.contracts import ContractRefused
 from router.core import CoreStats, PoolView, Receipt, RouterCore, WorkerStatus
 from router.fleet import NoWorker, UnknownWorker
+from router.rehearsal import rehearse
 from sightline_types import (
     Decision,
     DecisionId,
@@ -70,6 +71,7 @@ class RouterActor:
     def __init__(self, config: RouterConfig, set_up_logs: Callable[[], None] | None = None) -> None:
         if set_up_logs is not None:
             set_up_logs()
+        rehearse(config)
         self._config = config
         self._core = RouterCore(
             config,

@@ -155,6 +155,13 @@ class RouterConfig(BaseModel):
         description="Milliseconds an ingress waits for a decision; then the request goes where the pinned "
         "router sends it (`decision_timeout`).",
     )
+    index_memory_bytes: int = Field(
+        4 << 30,
+        ge=0,
+        description="Bytes that the tables of resident blocks may take in the router actor, some 30 for each "
+        "block of each worker; 0 is unlimited. Blocks beyond it earn no credit (`index_full` in the log, "
+        "`refused_stores` in the stats).",
+    )
     expected_ttl_s: float = Field(
         30.0,
         gt=0,

@@ -58,7 +58,7 @@ class RouterCore:
         self.epoch = epoch
         self._config = config
         self._clock = clock
-        self._index = make_index()
+        self._index = make_index(config.index_memory_bytes)
         self._fleet = Fleet()
         self._audit = Audit()
         self._audit.configure(config)

@@ -16,6 +16,7 @@ Errors of the router's pure core, all of them `RouterError`:
     ├── NoWorker (fleet): nobody can take the request
     ├── UnknownWorker (fleet): the request is pinned to a worker that is not here
     ├── Overloaded (admission): every worker is past its limit
+    ├── TooManyWorkers (lanes): more workers than the compiled index has room for
     └── EventDecodeError (events): an event batch that cannot be read
 """
 

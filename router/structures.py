@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from router import keys
 from router.active import ActiveBlocks, PlainActiveBlocks
+from router.compiled import can_compile
 from router.index import BlockIndex
 from router.plain_index import PlainIndex
 
@@ -11,14 +14,42 @@ __all__ = ["make_active_blocks", "make_index", "warm_up"]
 
 
 def make_index(memory_bytes: int = 0) -> BlockIndex:
-    """An empty index. memory_bytes: at most so many in its tables; 0 is unlimited."""
-    return PlainIndex()
+    """An empty index.
+
+    memory_bytes: of its tables at most; 0 is unlimited. The plain index cannot keep to it.
+    """
+    if not can_compile():
+        return PlainIndex()
+    _compile_tables()
+    from router.compiled_index import CompiledIndex
+
+    return CompiledIndex(memory_bytes)
 
 
 def make_active_blocks() -> ActiveBlocks:
-    return PlainActiveBlocks()
+    """An empty set of active blocks."""
+    if not can_compile():
+        return PlainActiveBlocks()
+    _compile_tables()
+    from router.compiled_active import CompiledActiveBlocks
+
+    return CompiledActiveBlocks()
 
 
 def warm_up() -> None:
-    """Have everything compiled now rather than at the first request. Idempotent."""
+    """Have everything compiled now rather than at the first request. Idempotent.
+
+    The first process on a node takes some 20 s and keeps the code on disk; later ones load it in a second.
+    """
     keys.warm_up()
+    if can_compile():
+        _compile_tables()
+
+
+@cache
+def _compile_tables() -> None:
+    from router.kernels import cells, holders, matching, references, rows
+    from router.kernels.compiling import compile_kernels
+
+    for module in (cells, rows, holders, matching, references):
+        compile_kernels(module.__name__, module.KERNELS)

@@ -20,7 +20,7 @@ __all__ = ["Kernel", "compile_kernels", "helper", "intrinsic", "kernel"]
 log = logging.getLogger("sightline.router")
 
 #: A helper becomes part of every kernel that calls it.
-helper: Callable[..., Any] = numba.njit(error_model="numpy")
+helper: Callable[..., Any] = numba.njit(error_model="numpy", forceinline=True)
 
 #: Emits instructions that numba has no name for.
 intrinsic: Callable[..., Any] = numba.extending.intrinsic

@@ -74,6 +74,14 @@ class NaiveIndex:
             answer[worker] = (_prefix(keys, held), _prefix(keys, coming))
         return answer
 
+    def lower(self, keys: list[int]) -> dict[WorkerId, int]:
+        """Leading keys that each worker holds in any medium of the first group."""
+        answer = {}
+        for worker, tiers in self.held.items():
+            anywhere = set().union(*(own for tier, own in tiers.items() if tier.group == GPU.group))
+            answer[worker] = _prefix(keys, anywhere)
+        return answer
+
 
 def _prefix(keys: list[int], have: set[int]) -> int:
     for count, key in enumerate(keys):

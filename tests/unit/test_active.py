@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.active import ActiveBlocks, PlainActiveBlocks
+from router.compiled_active import CompiledActiveBlocks
+from router.structures import warm_up
 
 
-@pytest.fixture(params=[PlainActiveBlocks])
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    warm_up()
+
+
+@pytest.fixture(params=[PlainActiveBlocks, CompiledActiveBlocks])
 def active(request: pytest.FixtureRequest) -> ActiveBlocks:
     return request.param()
 
@@ -47,10 +54,11 @@ _KEYS = st.lists(st.integers(1, 9), max_size=6)
 _STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 2), _KEYS), max_size=25)
 
 
+@pytest.mark.parametrize("make", [PlainActiveBlocks, lambda: CompiledActiveBlocks(num_segments=2)])
 @settings(deadline=None, max_examples=100)
 @given(steps=_STEPS)
-def test_any_history_counts_as_counters_do(steps):
-    active, naive = PlainActiveBlocks(), Counter()
+def test_any_history_counts_as_counters_do(make, steps):
+    active, naive = make(), Counter()
     for acquires, slot, touched in steps:
         before = sum(at == slot for at, _ in naive)
         (naive.update if acquires else naive.subtract)((slot, key) for key in touched)

@@ -57,7 +57,7 @@ def test_a_shared_block_counts_once_until_its_last_request_ends():
 def test_the_blocks_that_a_request_would_add_are_counted_without_booking():
     book = new_book()
     book.book(ONE, A, BookedLoad(1, 0, keys(1, 2)), 10.0)
-    assert book.would_add(keys(2, 3, 3)).tolist()[:2] == [1, 2]
+    assert book.would_add(keys(2, 3)).tolist()[:2] == [1, 2]
     assert book.of(A).decode_blocks == 2
 
 

@@ -1,0 +1,39 @@
+"""Active blocks in compiled tables."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from router.active import ActiveBlocks
+from router.index import CountArray, KeyArray
+from router.tables import ReferenceTable
+
+__all__ = ["CompiledActiveBlocks"]
+
+SEGMENTS = 256
+
+
+class CompiledActiveBlocks(ActiveBlocks):
+    """References by (slot, key); a slot is the table's lane. 16 bytes a reference set, some 50 a block."""
+
+    def __init__(self, num_segments: int = SEGMENTS) -> None:
+        self._table = ReferenceTable(num_segments)
+
+    def acquire(self, slot: int, keys: KeyArray) -> int:
+        return self._table.acquire(slot, keys)[0]
+
+    def release(self, slot: int, keys: KeyArray) -> int:
+        return self._table.release(slot, keys)
+
+    def count(self, slot: int) -> int:
+        return self._table.count(slot)
+
+    def counts(self, num_slots: int) -> CountArray:
+        known = self._table.sets.counts[:num_slots].astype(np.int32)
+        return np.concatenate([known, np.zeros(num_slots - len(known), dtype=np.int32)])
+
+    def would_add(self, keys: KeyArray, num_slots: int) -> CountArray:
+        return np.int32(len(keys)) - self._table.lane_counts(keys, num_slots)
+
+    def check_integrity(self) -> None:
+        self._table.check_integrity()

@@ -1,0 +1,337 @@
+"""The compiled tables' owners: they hold the memory, and see to what a kernel needs.
+
+Each segment of a table is a numpy array that grows and shrinks alone, so the longest step is one
+segment's: with 16 M blocks some 16,000 cells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from router.index import CountArray, KeyArray
+from router.kernels import cells, holders, matching, references, rows
+from router.kernels.cells import CAPACITY, DONE, NEED, REFUSED, REPEATED, SEGMENT, USED
+
+__all__ = ["CellTable", "HolderTable", "MemoryBudget", "ReferenceTable", "Stored"]
+
+#: Sixteenths of a segment's cells that may be used: many residencies lie dense, few references wide.
+DENSE, WIDE = 10, 8
+#: Cells of a segment at least.
+LEAST_HELD, LEAST_REFERRED = 8, 64
+#: Share of the allowed cells that is used after a segment was made anew.
+FRESH_FILL = 0.77
+#: Rows are packed when the arena is made anew; so much more room is made.
+ARENA_ROOM = 1.2
+GENERATIONS = 1 << 28
+NOTHING = np.empty(0, dtype=np.uint64)
+
+
+@dataclass(slots=True)
+class MemoryBudget:
+    """limit: bytes; 0 is unlimited."""
+
+    limit: int = 0
+    used: int = 0
+
+    def would_exceed(self, more: int) -> bool:
+        return bool(self.limit) and more > 0 and self.used + more > self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of a call's keys."""
+
+    added: int
+    repeated: int
+    refused: int
+
+
+class CellTable:
+    """The memory of one table; see `router.kernels.cells`.
+
+    num_segments: a power of two. mask: the payload's part of a cell's identity. fill, least: of a
+    segment, sixteenths of its cells that may be used, and its least number of cells.
+    """
+
+    def __init__(
+        self, num_segments: int, mask: np.uint64, budget: MemoryBudget, fill: int, least: int
+    ) -> None:
+        self.directory = np.zeros((cells.NUM_FIELDS, num_segments), dtype=np.int64)
+        self.directory[cells.FILL], self.directory[cells.LEAST] = fill, least
+        self._mask = mask
+        self._budget = budget
+        self._cells = [NOTHING] * num_segments
+        self._arenas = [NOTHING] * num_segments
+        self._report = np.zeros(cells.NUM_REPORTS, dtype=np.int64)
+        budget.used += self.directory.nbytes
+
+    def __len__(self) -> int:
+        """Cells in use."""
+        return int(self.directory[USED].sum())
+
+    @property
+    def num_segments(self) -> int:
+        return len(self._cells)
+
+    def _begin(self) -> npt.NDArray[np.int64]:
+        self._report[:] = 0
+        return self._report
+
+    def _meet(self, *, grows: bool) -> bool:
+        """See to the need that a kernel reported. False where the budget does not allow it."""
+        need, segment = int(self._report[NEED]), int(self._report[SEGMENT])
+        self._report[NEED] = cells.NEEDS_NOTHING
+        if need == cells.NEEDS_CELLS:
+            return self._renew_cells(segment, grows=grows)
+        return self._renew_arena(segment, int(self._report[cells.ROW_WORDS]) if grows else 0)
+
+    def _renew_cells(self, segment: int, *, grows: bool) -> bool:
+        used, capacity, fill, least = self.directory[
+            [USED, CAPACITY, cells.FILL, cells.LEAST], segment
+        ].tolist()
+        wanted = max(least, int((used + 1) * cells.SIXTEENTHS / (FRESH_FILL * fill)) + 1)
+        wanted = wanted if grows else min(capacity, wanted)
+        fresh = self._allocate(2 * wanted, self._cells[segment])
+        if fresh is None:
+            return False
+        cells.move_cells.run(self.directory, segment, fresh.ctypes.data, wanted, self._mask)
+        self._cells[segment] = fresh
+        return True
+
+    def _renew_arena(self, segment: int, more_words: int) -> bool:
+        live = int(self.directory[cells.ARENA_LIVE, segment])
+        wanted = max(holders.MIN_ARENA_WORDS, int(live * ARENA_ROOM) + more_words)
+        fresh = self._allocate(wanted, self._arenas[segment])
+        if fresh is None:
+            return False
+        rows.move_rows.run(self.directory, segment, fresh.ctypes.data, wanted)
+        self._arenas[segment] = fresh
+        return True
+
+    def _allocate(self, num_words: int, instead_of: KeyArray) -> KeyArray | None:
+        more = 8 * num_words - instead_of.nbytes
+        if self._budget.would_exceed(more):
+            return None
+        self._budget.used += more
+        return np.zeros(num_words, dtype=np.uint64)
+
+    def release_memory(self) -> None:
+        """Give the budget back what this table took; it must not be used after."""
+        arrays = [self.directory, *self._cells, *self._arenas]
+        self._budget.used -= sum(array.nbytes for array in arrays)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where a cell is not found, or the memory is not what the directory says."""
+        assert len(self._cells) == len(self._arenas) == self.directory.shape[1], "segments lost"
+        for segment in np.flatnonzero(self.directory[[CAPACITY, cells.ARENA_WORDS]].any(axis=0)).tolist():
+            own, arena = self._cells[segment], self._arenas[segment]
+            keys = own[::2]
+            assert len(keys) == self.directory[CAPACITY, segment], "cells lost"
+            assert np.count_nonzero(keys) == self.directory[USED, segment], "cells counted wrongly"
+            assert len(arena) == self.directory[cells.ARENA_WORDS, segment], "arena lost"
+            assert not cells.count_misplaced.run(self.directory, segment, self._mask), "cells misplaced"
+            assert own.ctypes.data == self.directory[cells.CELLS, segment] or not len(own)
+
+
+class HolderTable(CellTable):
+    """Key to the set of lanes that hold it. counts: keys by lane, shape (lanes,)."""
+
+    def __init__(
+        self, num_segments: int, budget: MemoryBudget, fill: int = DENSE, least: int = LEAST_HELD
+    ) -> None:
+        super().__init__(num_segments, cells.NO_MASK, budget, fill, least)
+        self.counts = np.zeros(64, dtype=np.int64)
+
+    def add(self, lane: int, keys: KeyArray) -> Stored:
+        """`lane` holds `keys`; what the memory budget does not allow is refused."""
+        report, at, refuses = self._begin(), 0, 0
+        self._make_room(lane)
+        while True:
+            at = holders.add_keys.run(self.directory, lane, keys, at, refuses, report)
+            if not report[NEED]:
+                break
+            refuses = 0 if self._meet(grows=True) else 1
+        added = int(report[DONE])
+        self.counts[lane] += added
+        return Stored(added, int(report[REPEATED]), int(report[REFUSED]))
+
+    def drop(self, lane: int, keys: KeyArray) -> int:
+        """`lane` holds `keys` no longer; how many it had held."""
+        report, at = self._begin(), 0
+        while True:
+            at = holders.drop_keys.run(self.directory, lane, keys, at, report)
+            if not report[NEED]:
+                break
+            self._meet(grows=False)
+        dropped = int(report[DONE])
+        if dropped:
+            self.counts[lane] -= dropped
+        return dropped
+
+    def count(self, lane: int) -> int:
+        return int(self.counts[lane]) if lane < len(self.counts) else 0
+
+    def missing(self, lane: int, keys: KeyArray) -> KeyArray:
+        """Those of `keys` that `lane` does not hold, in order."""
+        if not self.count(lane):
+            return keys
+        missing = np.empty(len(keys), dtype=np.bool_)
+        holders.missing_keys.run(self.directory, lane, keys, missing)
+        return keys[missing]
+
+    def forget_count(self, lane: int) -> None:
+        if lane < len(self.counts):
+            self.counts[lane] = 0
+
+    def clean(self, first: int, num_cells: int, live: npt.NDArray[np.uint64]) -> tuple[int, int]:
+        """Take lanes that are not in `live` out of the segments from `first` on, about `num_cells` cells.
+
+        Returns the next segment, and how many cells are left of `num_cells`.
+        """
+        report = self._begin()
+        while first < self.num_segments and num_cells > 0:
+            begin = first
+            first = holders.clean_segments.run(self.directory, first, num_cells, live, report)
+            num_cells -= int(self.directory[CAPACITY, begin:first].sum()) + first - begin
+            if report[NEED]:
+                self._after_cleaning(int(report[SEGMENT]))
+        return first, num_cells
+
+    def _after_cleaning(self, segment: int) -> None:
+        self._meet(grows=False)
+        live, words = (int(self.directory[f, segment]) for f in (cells.ARENA_LIVE, cells.ARENA_WORDS))
+        if 4 * live < words:
+            self._renew_arena(segment, 0)
+
+    def _make_room(self, lane: int) -> None:
+        if lane >= len(self.counts):
+            self.counts = np.concatenate([self.counts, np.zeros(lane + 1, dtype=np.int64)])
+
+    def pairs(self) -> tuple[KeyArray, npt.NDArray[np.int64]]:
+        """Every (key, lane), as two arrays. Walks the whole table."""
+        parts = [self._pairs_of(segment) for segment in range(self.num_segments) if len(self._cells[segment])]
+        keys = [NOTHING, *(part[0] for part in parts)]
+        return np.concatenate(keys), np.concatenate([np.empty(0, np.int64), *(part[1] for part in parts)])
+
+    def _pairs_of(self, segment: int) -> tuple[KeyArray, npt.NDArray[np.int64]]:
+        num_words = rows.MAX_LANES // 64
+        keys, lanes = NOTHING, np.empty(0, dtype=np.int64)
+        count = holders.list_holders.run(self.directory, segment, keys, lanes, num_words)
+        keys, lanes = np.empty(count, dtype=np.uint64), np.empty(count, dtype=np.int64)
+        holders.list_holders.run(self.directory, segment, keys, lanes, num_words)
+        return keys, lanes
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        for segment in np.flatnonzero(self.directory[CAPACITY]).tolist():
+            payloads = self._cells[segment][1::2]
+            classes = (payloads[payloads >> np.uint64(56) != 0] >> np.uint64(48)).astype(int) - 256
+            assert (1 << classes).sum() == self.directory[cells.ARENA_LIVE, segment], "rows lost"
+
+
+class ReferenceTable:
+    """References by (lane, key), and by key the set of lanes that have any.
+
+    num_pairs: (lane, key) pairs that have references.
+    """
+
+    def __init__(self, num_segments: int) -> None:
+        self._budget = MemoryBudget()
+        room = (self._budget, WIDE, LEAST_REFERRED)
+        self.num_pairs = 0
+        self._pairs = _Pairs(num_segments, references.LANE_MASK, *room)
+        self.sets = HolderTable(num_segments, *room)
+        self._generation = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._budget.used
+
+    def count(self, lane: int) -> int:
+        """Distinct keys of a lane."""
+        return self.sets.count(lane)
+
+    def acquire(self, lane: int, keys: KeyArray) -> tuple[int, npt.NDArray[np.uint32]]:
+        """One reference more to each key: how many had none, and the entries' generations."""
+        self._generation = (self._generation + 1) % GENERATIONS
+        fresh, generations = self._pairs.acquire(lane, keys, self._generation)
+        self.sets.add(lane, fresh)
+        self.num_pairs += len(fresh)
+        return len(fresh), generations
+
+    def release(self, lane: int, keys: KeyArray, generations: npt.NDArray[np.uint32] | None = None) -> int:
+        """One reference less to each key whose entry is of that generation; how many have none left."""
+        return self._drop(lane, self._pairs.release(lane, keys, generations))
+
+    def end(self, lane: int, keys: KeyArray) -> int:
+        """No references to `keys` any more; how many had some."""
+        return self._drop(lane, self._pairs.end(lane, keys))
+
+    def _drop(self, lane: int, gone: KeyArray) -> int:
+        if len(gone):
+            self.sets.drop(lane, gone)
+            self.num_pairs -= len(gone)
+        return len(gone)
+
+    def live(self, lane: int, keys: KeyArray, generations: npt.NDArray[np.uint32]) -> KeyArray:
+        """Those of `keys` whose entries are still of these generations."""
+        live = np.empty(len(keys), dtype=np.bool_)
+        references.live_keys.run(self._pairs.directory, lane, keys, generations, live)
+        return keys[live]
+
+    def lane_counts(self, keys: KeyArray, num_lanes: int) -> CountArray:
+        """How many of `keys` each lane has, shape (num_lanes,)."""
+        counts = np.zeros(num_lanes, dtype=np.int32)
+        num_words = (len(self.sets.counts) + 63) // 64
+        matching.count_holders.run(self.sets.directory, keys, num_words, counts)
+        return counts
+
+    def check_integrity(self) -> None:
+        self._pairs.check_integrity()
+        self.sets.check_integrity()
+        assert self.num_pairs == len(self._pairs), "references counted wrongly"
+        assert self._pairs.pairs() == set(zip(*map(np.ndarray.tolist, self.sets.pairs()), strict=True))
+        lanes = np.bincount(self.sets.pairs()[1], minlength=len(self.sets.counts))
+        assert (lanes == self.sets.counts).all(), "counts by lane are wrong"
+
+
+class _Pairs(CellTable):
+    """The counted half of a `ReferenceTable`."""
+
+    def acquire(self, lane: int, keys: KeyArray, generation: int) -> tuple[KeyArray, npt.NDArray[np.uint32]]:
+        report, at, number = self._begin(), 0, np.uint64(generation)
+        fresh, generations = np.empty(len(keys), np.uint64), np.zeros(len(keys), np.uint32)
+        while True:
+            at = references.acquire_keys.run(
+                self.directory, lane, keys, at, number, generations, fresh, report
+            )
+            if not report[NEED]:
+                return fresh[: report[DONE]], generations
+            self._meet(grows=True)
+
+    def release(self, lane: int, keys: KeyArray, generations: npt.NDArray[np.uint32] | None) -> KeyArray:
+        report, at, gone = self._begin(), 0, np.empty(len(keys), np.uint64)
+        wanted = np.empty(0, np.uint32) if generations is None else generations
+        while True:
+            at = references.release_keys.run(self.directory, lane, keys, at, wanted, gone, report)
+            if not report[NEED]:
+                return gone[: report[DONE]]
+            self._meet(grows=False)
+
+    def end(self, lane: int, keys: KeyArray) -> KeyArray:
+        report, at, gone = self._begin(), 0, np.empty(len(keys), np.uint64)
+        while True:
+            at = references.end_keys.run(self.directory, lane, keys, at, gone, report)
+            if not report[NEED]:
+                return gone[: report[DONE]]
+            self._meet(grows=False)
+
+    def pairs(self) -> set[tuple[int, int]]:
+        """Every (key, lane)."""
+        used = [own.reshape(-1, 2) for own in self._cells]
+        return {
+            (int(key), int(payload & references.LANE_MASK)) for own in used for key, payload in own if key
+        }
