@@ -36,11 +36,11 @@ def probe_image(head: bytes) -> ImageSize:
 
 
 def _reader(head: bytes) -> Callable[[bytes], ImageSize]:
+    if (name := named_format(head)) not in (None, "HEIC"):
+        raise UnknownFormat(f"{name}, which is not read here")
     for start, reader in _READERS:
         if head.startswith(start):
             return reader
-    if (name := named_format(head)) not in (None, "HEIC"):
-        raise UnknownFormat(f"{name}, which is not read here")
     if head[4:8] == b"ftyp":
         return heif_size
     if len(head) < _LONGEST_START and any(start.startswith(head) for start, _ in _READERS):
