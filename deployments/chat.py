@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import secrets
@@ -20,17 +19,17 @@ from deployments.degraded import DegradedRequests
 from deployments.openai_api import ChatRequest
 from deployments.protocol import (
     Delta,
-    EngineMedia,
     EngineMessage,
     EngineRequest,
     Failed,
     Finished,
+    NotHeld,
     Refused,
     Sampling,
     Started,
 )
-from deployments.transport import pack, ship
-from processors import Fetcher, MediaTooLarge, PromptBuilder, RequestError, media_param
+from deployments.shipment import MediaShipper, Shipment
+from processors import Fetcher, PromptBuilder, RequestError, media_param
 from router.actor import Undecided
 from router.client import RouterClient
 from router.core import PoolView
@@ -42,7 +41,6 @@ from sightline_types import (
     DecisionId,
     KeyedView,
     KeySpec,
-    MediaItem,
     MediaReport,
     PreparedPrompt,
     RouteQuery,
@@ -55,6 +53,9 @@ log = logging.getLogger("sightline.deployments")
 
 #: A request that has produced nothing is tried on so many replicas in all.
 TRIES = 2
+#: Workers asked for a picture that only a uuid names.
+MAX_HOLDERS_ASKED = 16
+POOL_TIMEOUT_S = 5.0
 
 
 class EngineFailed(RequestError):
@@ -101,15 +102,6 @@ class Reply:
     close: Callable[[], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Shipment:
-    """A request's media as they travel; see `EngineRequest` and `deployments.transport`."""
-
-    media: tuple[EngineMedia, ...]
-    payload: Any
-    is_as_foreseen: bool
-
-
 class ChatService:
     """One per ingress replica."""
 
@@ -125,7 +117,7 @@ class ChatService:
     ) -> None:
         self._config = config
         self._prompts = prompts
-        self._fetcher = fetcher
+        self._shipper = MediaShipper(prompts, fetcher, config.media.max_request_bytes)
         self._client = client
         self._engine = engine.options(stream=True).generate
         self._live = live
@@ -150,7 +142,7 @@ class ChatService:
         self._check_length(prompt, request)
         salt = cache_salt(request.cache_salt, tenant, self._config.tenant_secret)
         # Before the decision: a hanging origin holds no booking, and the decision is fresh when it is used.
-        shipment = await self._ship_media(prompt, request)
+        shipment = await self._shipper.prepare(prompt, request)
         return await self._dispatch(request, sampling, prompt, salt, shipment)
 
     def _check_length(self, prompt: PreparedPrompt, request: ChatRequest) -> None:
@@ -166,65 +158,17 @@ class ChatService:
         message += f"; the model takes {limit} tokens in all. Shorten the messages or use smaller pictures."
         raise RequestError(message, param="messages", code="context_length_exceeded")
 
-    async def _ship_media(self, prompt: PreparedPrompt, request: ChatRequest) -> _Shipment:
-        """Every item's bytes, fetched where they are not here yet, laid out once for all tries."""
-        fetches = [
-            asyncio.create_task(self._fetched(item, index, request))
-            for index, item in enumerate(prompt.media)
-        ]
-        try:
-            fetched = await asyncio.gather(*fetches)
-        finally:
-            # A fetch that nobody waits for any more (another item failed, the client left) ends here.
-            for fetch in fetches:
-                fetch.cancel()
-            await asyncio.gather(*fetches, return_exceptions=True)
-        items = [item for item, _ in fetched]
-        media, packed = pack(items, [data for _, data in fetched])
-        limit = self._config.media.max_request_bytes
-        if len(packed) > limit:
-            message = f"the request's media have {len(packed)} bytes; the limit is {limit}"
-            raise MediaTooLarge(f"{message} (media.max_request_bytes)", param="messages")
-        # Of an item whose size was not known nothing was foreseen.
-        is_as_foreseen = all(
-            (now.media_id, now.size) == (then.media_id, then.size)
-            for now, then in zip(items, prompt.media, strict=True)
-            if then.num_tokens is not None
-        )
-        return _Shipment(media, ship(packed), is_as_foreseen)
-
-    async def _fetched(
-        self, item: MediaItem, index: int, request: ChatRequest
-    ) -> tuple[MediaItem, bytes | None]:
-        """The item as its file turned out to be, and the file; None where it carries its pixels."""
-        try:
-            data = await self._file(item)
-            if data is None or item.source.url is None:
-                return item, data
-            return await self._prompts.as_fetched(item, data, request.mm_processor_kwargs), data
-        except RequestError as error:
-            error.param = error.param or media_param(request.messages, index)
-            raise
-
-    async def _file(self, item: MediaItem) -> bytes | None:
-        if item.source.pixels is not None or item.source.frames is not None:
-            return None
-        if item.source.data is not None:
-            return item.source.data
-        if item.source.url is None:
-            raise RequestError("a picture without a url is not served yet; send its url beside the uuid")
-        return await self._fetcher.fetch(item.source.url)
-
     async def _dispatch(
         self,
         request: ChatRequest,
         sampling: Sampling,
         prompt: PreparedPrompt,
         salt: str | None,
-        shipment: _Shipment,
+        shipment: Shipment,
     ) -> Reply:
         excluded: tuple[WorkerId, ...] = ()
-        for attempt in range(1, TRIES + 1):
+        failures = 0
+        while failures < TRIES:
             decision_id = DecisionId(secrets.token_hex(8))
             outcome = await self._decide(decision_id, prompt, salt, excluded, request)
             call = _EngineCall(decision_id, outcome, self._client)
@@ -243,13 +187,47 @@ class ChatService:
                 return await call.begin(self._engine, engine_request, shipment.payload, pin)
             except _NothingProduced as failure:
                 await call.close()
-                log.warning("request %s: %s (try %d of %d)", decision_id, failure, attempt, TRIES)
+                failures += 1
+                log.warning("request %s: %s (try %d of %d)", decision_id, failure, failures, TRIES)
                 if failure.worker is not None:
                     excluded = (*excluded, failure.worker)
+            except _NotHeldThere as miss:
+                await call.close()
+                if shipment.can_be_completed:
+                    shipment = await self._shipper.prepare(prompt, request, is_complete=True)
+                else:
+                    excluded = (*excluded, miss.worker)
+                    await self._check_holders(excluded, miss, prompt, request)
             except BaseException:
                 await call.close()
                 raise
         raise EngineFailed(f"no engine replica could serve the request ({TRIES} tried); try again")
+
+    async def _check_holders(
+        self,
+        excluded: tuple[WorkerId, ...],
+        miss: _NotHeldThere,
+        prompt: PreparedPrompt,
+        request: ChatRequest,
+    ) -> None:
+        """Whether another worker may hold what has no bytes here.
+
+        Raises:
+            RequestError: 404 when none is left to ask; 400 where the engine never keeps media.
+        """
+        index = next(i for i, item in enumerate(prompt.media) if item.is_held and item.source.url is None)
+        param = media_param(request.messages, index)
+        if not miss.keeps_media:
+            message = (
+                "a uuid without its picture needs an engine that keeps pictures: its mm_processor_cache_gb "
+                "(engine_args) must be above 0. Send the picture beside the uuid."
+            )
+            raise RequestError(message, param=param, code="uuid_without_cache")
+        pool = await self._client.pool(POOL_TIMEOUT_S)
+        others = set() if pool is None else set(pool.contracts) - {*self._excluded(pool, excluded)}
+        if not others or len(excluded) >= MAX_HOLDERS_ASKED:
+            message = "no engine holds the picture of this uuid (any more); send the picture beside the uuid"
+            raise RequestError(message, status=404, param=param, code="uuid_not_held")
 
     async def _decide(
         self,
@@ -304,6 +282,15 @@ class _NothingProduced(Exception):
         self.worker = worker
 
 
+class _NotHeldThere(Exception):
+    """A replica's engine does not hold items that were sent without their bytes."""
+
+    def __init__(self, worker: WorkerId, keeps_media: bool) -> None:
+        super().__init__(f"{worker} does not hold the media")
+        self.worker = worker
+        self.keeps_media = keeps_media
+
+
 class _EngineCall:
     """One call to an engine replica, and the booking that goes with it."""
 
@@ -319,6 +306,7 @@ class _EngineCall:
 
         Raises:
             _NothingProduced: the replica died or refused.
+            _NotHeldThere: its engine lacks media that were sent without their bytes.
             RequestError: the engine says that the request is wrong.
         """
         self._stream = engine.remote(request, payload, pin=pin)
@@ -339,6 +327,8 @@ class _EngineCall:
             raise _NothingProduced(f"refused: {first.reason}", started.worker)
         if isinstance(first, Failed):
             raise _as_error(first)
+        if isinstance(first, NotHeld):
+            raise _NotHeldThere(started.worker, first.keeps_media)
         assert isinstance(first, Delta | Finished), first
         return started.worker, first
 

@@ -29,11 +29,12 @@ from deployments.protocol import (
 )
 from deployments.router import finder
 from deployments.transport import Payload
+from deployments.uuids import UuidLedger
 from processors import RequestError
 from router.client import ActorLink, spawn
 from router.pinned import Pin
 from router.relay import EventRelay
-from sightline_types import LifecycleEvent, LifecycleKind, PushReply, WorkerId, WorkerPush
+from sightline_types import DecisionId, LifecycleEvent, LifecycleKind, PushReply, WorkerId, WorkerPush
 
 __all__ = ["Engine"]
 
@@ -59,6 +60,8 @@ class Engine:
         self._config = config
         self._worker = WorkerId(serve.get_replica_context().replica_id.unique_id)
         self._is_leaving = False
+        self._uuids = UuidLedger()
+        self._surprised: set[DecisionId] = set()  # open requests whose media were not what was foreseen
         start_reaper()
         log.info("worker %s: starting %s with %s", self._worker, config.engine, config.model)
         self._media = await MediaDecoder.for_model(config)
@@ -117,11 +120,14 @@ class Engine:
             )
         finally:
             self._report_end(request, finished)
+            self._surprised.discard(request.decision_id)
 
     async def _messages(self, request: EngineRequest, payload: Payload) -> AsyncGenerator[EngineMessage]:
         """The engine's messages; after the first delta they are gathered for a few milliseconds each."""
         try:
             media = await self._media.decode(request.media, payload)
+            if not self._uuids.note(request.media, payload):
+                self._surprised.add(request.decision_id)
         except RequestError as error:
             yield Failed(str(error), error.status, error.param, error.code)
             return
@@ -141,7 +147,7 @@ class Engine:
         if finished is None:
             self._report(LifecycleKind.ABORT, request)
             return
-        comparable = request.is_as_foreseen
+        comparable = request.is_as_foreseen and request.decision_id not in self._surprised
         self._relay.report(
             LifecycleEvent(
                 LifecycleKind.END,

@@ -17,7 +17,8 @@ from sightline_types import Modality
 
 __all__ = ["DecodedMedia", "MediaDecoder"]
 
-DecodedMedia = Image.Image | DecodedVideo
+#: None: the engine is believed to hold the item.
+DecodedMedia = Image.Image | DecodedVideo | None
 
 
 class MediaDecoder:
@@ -51,6 +52,8 @@ class MediaDecoder:
             await asyncio.gather(*items, return_exceptions=True)
 
     async def _item(self, item: EngineMedia, payload: Payload) -> DecodedMedia:
+        if item.form == "held":
+            return None
         if item.modality is Modality.VIDEO and item.form == "file":
             if self._config.video.decode == "off":
                 raise RequestError("videos are not served here (video.decode is off)", code="video_disabled")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sightline_types import DecisionId, MediaId, Modality, VideoShape, WorkerId
+from sightline_types import DecisionId, ImageSize, MediaId, Modality, VideoShape, WorkerId
 
 __all__ = [
     "Delta",
@@ -15,6 +15,7 @@ __all__ = [
     "EngineRequest",
     "Failed",
     "Finished",
+    "NotHeld",
     "Refused",
     "Sampling",
     "Started",
@@ -50,16 +51,20 @@ class EngineMedia:
     """One media item of a request; its bytes are [offset, offset + length) of the payload.
 
     form: "file" is an encoded file; "pixels" are `shape` (height, width, 3), uint8, RGB; "frames" are
-        `shape` (num_frames, height, width, 3), and `video` says which frames of which clip.
+        `shape` (num_frames, height, width, 3), and `video` says which frames of which clip;
+        "held" has no bytes: the engine may hold the item under its identity.
+    size: as it was foreseen; None where it was not. is_named: its identity is a client's uuid.
     """
 
     modality: Modality
     media_id: MediaId
-    form: Literal["file", "pixels", "frames"]
+    form: Literal["file", "pixels", "frames", "held"]
     offset: int
     length: int
     shape: tuple[int, ...] | None = None
     video: VideoShape | None = None
+    size: ImageSize | None = None
+    is_named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +145,14 @@ class Refused:
     worker: WorkerId | None = None
 
 
-EngineMessage = Started | Delta | Finished | Failed | Refused
+@dataclass(frozen=True, slots=True)
+class NotHeld:
+    """Instead of a delta: the engine does not hold items that came without their bytes.
+
+    keeps_media: False where it never holds any, by its own settings.
+    """
+
+    keeps_media: bool = True
+
+
+EngineMessage = Started | Delta | Finished | Failed | Refused | NotHeld

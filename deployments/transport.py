@@ -27,7 +27,8 @@ Payload = bytes | npt.NDArray[np.uint8] | None
 def pack(items: Sequence[MediaItem], files: Sequence[bytes | None]) -> tuple[tuple[EngineMedia, ...], bytes]:
     """Lay the items' bytes end to end.
 
-    files: the encoded bytes of each item; None where the item carries its pixels or frames.
+    files: the encoded bytes of each item; None where the item carries its pixels or frames, or is held
+        by an engine.
     Returns the description of each item and the joined bytes.
     """
     media: list[EngineMedia] = []
@@ -37,18 +38,27 @@ def pack(items: Sequence[MediaItem], files: Sequence[bytes | None]) -> tuple[tup
         pixels = item.source.pixels if item.source.frames is None else item.source.frames
         if pixels is not None:
             form: Literal["pixels", "frames"] = "pixels" if item.source.frames is None else "frames"
-            described = EngineMedia(
-                item.modality, item.media_id, form, offset, pixels.size, pixels.shape, item.video
-            )
+            described = _described(item, form, offset, pixels.size, pixels.shape)
             chunks.append(pixels.reshape(-1).data)
         elif data is not None:
-            described = EngineMedia(item.modality, item.media_id, "file", offset, len(data))
+            described = _described(item, "file", offset, len(data))
             chunks.append(data)
+        elif item.is_held:
+            described = _described(item, "held", offset, 0)
         else:
             raise ValueError(f"media item {item.media_id} has neither pixels, frames nor bytes")
         media.append(described)
         offset += described.length
     return tuple(media), b"".join(chunks)
+
+
+def _described(
+    item: MediaItem, form: Literal["file", "pixels", "frames", "held"], offset: int, length: int, shape: Any = None
+) -> EngineMedia:
+    is_named = item.identity_mode == "uuid"
+    return EngineMedia(
+        item.modality, item.media_id, form, offset, length, shape, item.video, item.size, is_named
+    )
 
 
 def ship(payload: bytes) -> Any:

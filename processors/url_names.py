@@ -27,6 +27,8 @@ def normalized_url(url: str, ignored: Iterable[str]) -> str:
         host, port = (parts.hostname or "").rstrip("."), parts.port
     except ValueError:
         return url
+    if not host:
+        return url
     patterns = tuple(ignored)
     pairs = [(_name(pair), pair) for pair in parts.query.split("&") if pair]
     dropped = (

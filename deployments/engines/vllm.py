@@ -18,7 +18,16 @@ from deployments.engines.ports import PortPair, claim_ports
 from deployments.engines.vllm_args import engine_args, engine_environment, publishes_events
 from deployments.engines.vllm_groups import kv_groups, unit_size
 from deployments.media import DecodedMedia
-from deployments.protocol import Delta, EngineMessage, EngineRequest, Failed, Finished, Sampling, TokenLogprob
+from deployments.protocol import (
+    Delta,
+    EngineMessage,
+    EngineRequest,
+    Failed,
+    Finished,
+    NotHeld,
+    Sampling,
+    TokenLogprob,
+)
 from processors import DecodedVideo, LayoutOptions, ModelFiles, layout_for
 from router.relay import EventSource
 from sightline_types import EngineLoad, KeyScheme, KvGroup, LayoutContract, WorkerContract
@@ -30,6 +39,10 @@ log = logging.getLogger("sightline.deployments")
 
 class EngineGone(Exception):
     """The engine process has died; this replica cannot serve any more."""
+
+
+class _EngineCacheMissed(Exception):
+    """The engine was given an item without its pixels and does not hold them (any more)."""
 
 
 class VllmEngine:
@@ -128,7 +141,9 @@ class VllmEngine:
     async def generate(
         self, request: EngineRequest, media: Sequence[DecodedMedia]
     ) -> AsyncGenerator[EngineMessage]:
-        """Deltas, then `Finished`; or `Failed` for what the request is to blame for.
+        """Deltas, then `Finished`; or `Failed` for what the request is to blame for; or `NotHeld`.
+
+        media: None for an item that is given by its identity alone.
 
         Raises:
             EngineGone: the engine has died.
@@ -147,17 +162,52 @@ class VllmEngine:
         except EngineGenerateError as error:
             yield _failure(error.__cause__ or error)
         except (VLLMClientError, ValueError, TypeError) as error:
-            yield _failure(error)
+            yield NotHeld() if _is_cache_miss(error) else _failure(error)
 
     async def _generate(
         self, request: EngineRequest, media: Sequence[DecodedMedia], params: Any
     ) -> AsyncGenerator[EngineMessage]:
+        is_held = any(item.form == "held" for item in request.media)
+        if is_held and not self._keeps_media:
+            yield NotHeld(keeps_media=False)
+            return
+        for _ in range(2):
+            try:
+                async with contextlib.aclosing(self._attempt(request, media, params)) as messages:
+                    async for message in messages:
+                        yield message
+                return
+            except _EngineCacheMissed:
+                # The engine's process had dropped what the frontend's cache believed to be there. By now
+                # that has forgotten it too, and sends the pixels where it has them.
+                if is_held:
+                    yield NotHeld()
+                    return
+        yield Failed("the engine gave this request up", 500, code="engine_error")
+
+    @property
+    def _keeps_media(self) -> bool:
+        multimodal = self._llm.vllm_config.model_config.multimodal_config
+        return multimodal is not None and multimodal.mm_processor_cache_gb > 0
+
+    async def _attempt(
+        self, request: EngineRequest, media: Sequence[DecodedMedia], params: Any
+    ) -> AsyncGenerator[EngineMessage]:
+        """
+        Raises:
+            _EngineCacheMissed: nothing was produced, for want of an item's pixels.
+        """
         completion_tokens = 0
         rendered = await self._render(_prompt(request, media))
         outputs = self._llm.generate(rendered, params, request.decision_id)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 (choice,) = output.outputs
+                if choice.finish_reason == "error":  # no text, no usage, and no word of what it was
+                    if request.media and completion_tokens == 0:
+                        raise _EngineCacheMissed
+                    yield Failed("the engine gave this request up", 500, code="engine_error")
+                    return
                 completion_tokens += len(choice.token_ids)
                 if choice.text or choice.token_ids:
                     top = request.sampling.logprobs or 0
@@ -228,6 +278,11 @@ class _LoadWatch:
 def _reachable(endpoint: str) -> str:
     """A wildcard is where the publisher listens, not where one can connect to."""
     return endpoint.replace("*", "127.0.0.1")
+
+
+def _is_cache_miss(error: BaseException) -> bool:
+    """vLLM (0.32) tells a picture that it was not given and does not hold by a ValueError's words only."""
+    return "Cache miss for" in str(error) and "data is not provided" in str(error)
 
 
 def _prompt(request: EngineRequest, media: Sequence[DecodedMedia]) -> dict[str, Any]:

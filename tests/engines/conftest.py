@@ -14,7 +14,7 @@ from tests.engines.service import Service, deploy, free_port, running_ray
 
 ENGINE_TIMEOUT_S = 900
 #: One application serves these, and the last of them ends it; the other modules come after, as they are.
-ORDER = ("test_main_job", "test_http_api", "test_eviction", "test_failures")
+ORDER = ("test_main_job", "test_http_api", "test_uuids", "test_eviction", "test_failures")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

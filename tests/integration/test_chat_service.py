@@ -16,8 +16,8 @@ from ray.serve.exceptions import BackPressureError
 from deployments.chat import ChatService, EngineFailed, cache_salt
 from deployments.config import IngressConfig
 from deployments.openai_api import ChatRequest
-from deployments.protocol import Delta, EngineRequest, Failed, Finished, Refused, Started
-from processors import MediaUnreachable, RequestError
+from deployments.protocol import Delta, EngineRequest, Failed, Finished, NotHeld, Refused, Started
+from processors import MediaConfig, MediaUnreachable, RequestError
 from router.actor import RouterActor
 from router.client import RouterClient, RouterUnreachable
 from router.config import RouterConfig
@@ -44,6 +44,11 @@ DIED = ActorDiedError()
 LAST_TAKES = object()
 PICTURE = MediaItem(Modality.IMAGE, MediaId(5), MediaSource(url="http://pictures/one.png"))
 OTHER_PICTURE = MediaItem(Modality.IMAGE, MediaId(6), MediaSource(url="http://pictures/two.png"))
+#: Known to the ingress; an engine may hold it. And one that only an engine can have.
+HELD_PICTURE = MediaItem(
+    Modality.IMAGE, MediaId(7), MediaSource(url="http://pictures/held.png"), is_held=True
+)
+NAMED_PICTURE = MediaItem(Modality.IMAGE, MediaId(8), MediaSource(), identity_mode="uuid", is_held=True)
 
 
 class InProcess:
@@ -162,7 +167,11 @@ class House:
     def __init__(self) -> None:
         self.link, self.engine, self.prompts, self.files = InProcess(), Replicas(), Prompts(), Files()
         self.live = LiveReplicas()
-        config = IngressConfig(model="m", served_model_name="m")
+        self.limit_request_bytes(1 << 20)
+
+    def limit_request_bytes(self, limit: int) -> None:
+        media = MediaConfig(max_request_bytes=limit)
+        config = IngressConfig(model="m", served_model_name="m", media=media)
         client = RouterClient(self.link, budget_s=30)
         self.service = ChatService(config, self.prompts, self.files, client, self.engine, self.live)
 
@@ -371,6 +380,62 @@ async def test_pictures_are_fetched_once_for_both_tries(house):
     await house.start()
     assert [call.payload for call in house.engine.calls] == [b"png", b"png"]
     assert house.engine.calls[1].request.media[0].media_id == PICTURE.media_id
+
+
+async def test_a_picture_that_an_engine_holds_travels_by_its_identity_alone(house):
+    house.prompts.media = (HELD_PICTURE,)
+    house.plays([Started, HELLO, END])
+    await house.start()
+    [call] = house.engine.calls
+    assert (call.payload, call.request.media[0].form) == (None, "held")
+
+
+async def test_a_picture_that_was_not_held_after_all_is_fetched_and_sent(house):
+    house.prompts.media = (HELD_PICTURE, PICTURE)
+    house.files.content = {PICTURE.source.url: b"png", HELD_PICTURE.source.url: b"held"}
+    house.plays([Started, NotHeld()], [Started, HELLO, END])
+    await house.start()
+    assert [call.payload for call in house.engine.calls] == [b"png", b"heldpng"]
+    assert [one.form for one in house.engine.calls[1].request.media] == ["file", "file"]
+
+
+async def test_a_uuid_alone_is_looked_for_on_every_worker(house):
+    house.prompts.media = (NAMED_PICTURE,)
+    house.plays([Started, NotHeld()], [Started, NotHeld()], [Started, HELLO, END])
+    reply = await house.start()
+    workers = [call.request.decided for call in house.engine.calls]
+    assert set(workers) == {A, B, C}
+    assert reply.receipt.worker == workers[-1]
+
+
+async def test_a_uuid_that_no_worker_holds_is_a_404_on_the_path_of_its_part(house):
+    house.prompts.media = (NAMED_PICTURE,)
+    house.plays(*[[Started, NotHeld()]] * 3)
+    image = {"type": "image_url", "image_url": None, "uuid": "mine"}
+    with pytest.raises(RequestError) as caught:
+        await house.start(messages=[{"role": "user", "content": [image]}])
+    assert (caught.value.status, caught.value.code) == (404, "uuid_not_held")
+    assert caught.value.param == "messages[0].content[0].image_url"
+
+
+async def test_a_uuid_alone_for_engines_that_keep_nothing_is_a_400_that_names_their_setting(house):
+    house.prompts.media = (NAMED_PICTURE,)
+    house.plays([Started, NotHeld(keeps_media=False)])
+    with pytest.raises(RequestError, match="mm_processor_cache_gb") as caught:
+        await house.start()
+    assert caught.value.status == 400
+
+
+async def test_media_beyond_the_limit_of_a_request_are_a_413(house):
+    house.prompts.media = (PICTURE, OTHER_PICTURE)
+    house.files.content = {PICTURE.source.url: bytes(60), OTHER_PICTURE.source.url: bytes(41)}
+    house.limit_request_bytes(100)
+    with pytest.raises(
+        RequestError, match=r"101 bytes; the limit is 100 \(media\.max_request_bytes\)"
+    ) as caught:
+        await house.start()
+    assert caught.value.status == 413
+    assert house.engine.calls == []
 
 
 async def test_a_request_that_another_replica_took_is_booked_there(house):
