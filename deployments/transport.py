@@ -53,7 +53,11 @@ def pack(items: Sequence[MediaItem], files: Sequence[bytes | None]) -> tuple[tup
 
 
 def _described(
-    item: MediaItem, form: Literal["file", "pixels", "frames", "held"], offset: int, length: int, shape: Any = None
+    item: MediaItem,
+    form: Literal["file", "pixels", "frames", "held"],
+    offset: int,
+    length: int,
+    shape: Any = None,
 ) -> EngineMedia:
     is_named = item.identity_mode == "uuid"
     return EngineMedia(
