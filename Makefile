@@ -1,7 +1,7 @@
 # One command per chore. Each makes the Python environment first if it is not there (scripts/setup.sh).
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help run test test-unit test-integration test-engines lint format python
+.PHONY: help run test test-unit test-integration test-engines soak lint format python
 
 PYTHON = $$(scripts/setup.sh)
 SUITES = $(wildcard tests/unit tests/integration tests/engines)
@@ -11,6 +11,7 @@ help:
 	@echo "make run [CONFIG=file.yaml] [ONCE=1]  serve on 127.0.0.1:8000 and show that routing works"
 	@echo "make test                             every test, real engines included"
 	@echo "make test-unit | test-integration | test-engines"
+	@echo "make soak                             the long forms: 20 million operations, ten kills under load"
 	@echo "make lint | format                    ruff and mypy --strict | ruff's formatter"
 	@echo "make -s python                        the path of the environment's interpreter"
 
@@ -22,6 +23,9 @@ test:
 
 test-unit test-integration test-engines: test-%:
 	@py=$(PYTHON); exec "$$py" -m pytest tests/$*
+
+soak:
+	@py=$(PYTHON); exec "$$py" -m pytest tests/soak
 
 lint:
 	@py=$(PYTHON); "$$py" -m ruff check . && "$$py" -m ruff format --check . && "$$py" -m mypy $(TYPED)

@@ -168,6 +168,7 @@ class DegradeReason(StrEnum):
     CONTRACT_MISSING = "contract_missing"
     KV_CACHE_GROUPS = "kv_cache_groups"
     KV_EVENTS_OFF = "kv_events_off"
+    EVENTS_DISTRUSTED = "events_distrusted"  # the worker's stream or its messages were garbage
     LENGTH_DISTRUST = "length_distrust"  # the engine's prompt length contradicted ours
     CACHED_DISTRUST = "cached_distrust"  # the engine's cached tokens contradicted ours, again and again
     ROUTER_UNREACHABLE = "router_unreachable"
@@ -639,6 +640,7 @@ class RelayStatus:
     idle: no request runs, and neither an event nor a lifecycle change came for the settle time.
     partial: events were lost beyond the engine's replay buffer since this epoch began.
     dropped_lifecycle_events: of requests, told by nobody else: there was no actor for too long.
+    distrusted: why nothing that the engine publishes is believed for now; empty where it is.
     """
 
     engine_seq: int = -1
@@ -647,6 +649,7 @@ class RelayStatus:
     replayed_batches: int = 0
     undecodable_events: int = 0
     dropped_lifecycle_events: int = 0
+    distrusted: str = ""
 
 
 @dataclass(frozen=True, slots=True)

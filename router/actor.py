@@ -69,6 +69,7 @@ class RouterActor:
     """Async Ray actor (`max_concurrency` high); not detached, so it goes away with its owner."""
 
     def __init__(self, config: RouterConfig, set_up_logs: Callable[[], None] | None = None) -> None:
+        self._began = time.monotonic()
         if set_up_logs is not None:
             set_up_logs()
         rehearse(config)
@@ -95,6 +96,10 @@ class RouterActor:
         late = self._core.late_workers()
         if late:
             log.warning("serving without the tables of %s", ", ".join(map(str, late)))
+
+    async def age_s(self) -> float:
+        """Seconds since this actor began, its compiling or loading included."""
+        return time.monotonic() - self._began
 
     async def ping(self) -> int:
         return self._core.epoch

@@ -9,6 +9,7 @@ one of two moves, both of which begin from a full table:
 
 When events are lost for good, everything known of the engine is forgotten, rather than some of it kept
 that may be gone: a partial epoch understates, and never promises a block that was evicted unseen.
+An engine that publishes garbage again and again is not believed at all until it has been readable for long.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from router.channel import Channel, LifecycleQueue
 from router.events import AllCleared, EventBatch
 from router.residency import Residency
 from router.subscription import EventSource, EventSubscription
+from router.trust import StreamTrust
 from sightline_types import (
     EngineLoad,
     LifecycleEvent,
@@ -89,6 +92,7 @@ class EventRelay:
             contract.spec, counts=not contract.scheme.has_pads, groups=contract.kv_groups
         )
         self._subscription = self._subscribe(source)
+        self._trust = StreamTrust()
         self._is_partial = False
         self._lifecycle = LifecycleQueue()
         self._channel = Channel(secrets.randbits(62) if epoch is None else epoch)
@@ -105,6 +109,7 @@ class EventRelay:
             source,
             on_batch=self._take_batch,
             on_lost=self._lose,
+            on_garbage=partial(self._lose, garbage=True),
             on_restart=self._restart,
             on_caught_up=self._changed,
         )
@@ -161,6 +166,7 @@ class EventRelay:
             engine_seq=followed.next_seq - 1,
             idle=self._is_idle,
             partial=self._is_partial,
+            distrusted=self._trust.reason,
             replayed_batches=followed.replayed_batches,
             undecodable_events=followed.undecodable_batches + self._residency.faults.unknown_events,
         )
@@ -184,13 +190,21 @@ class EventRelay:
         self._wake.set()
 
     def _take_batch(self, batch: EventBatch) -> None:
+        if self._trust.note_clean():
+            self._begin_epoch(partial=True)
+        if self._trust.is_trusted:
+            self._apply(batch)
+        self._changed()
+
+    def _apply(self, batch: EventBatch) -> None:
         for event in batch.events:
             self._residency.apply(event)
             if self._is_partial and isinstance(event, AllCleared):
                 self._begin_epoch(partial=False)  # an empty cache is known whole
-        self._changed()
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, why: str, *, garbage: bool = False) -> None:
+        if garbage:
+            self._trust.note_garbage(why)
         log.warning("worker %s: KV events lost: %s", self._worker, why)
         self._begin_epoch(partial=True)
         if self._on_lost is not None:

@@ -73,6 +73,7 @@ class EventSubscription:
 
     on_batch: a batch, the next one of the stream.
     on_lost: batches before the next one are lost, and what they said with them.
+    on_garbage: the same, because a batch cannot be read.
     on_restart: the publisher began anew; the next batch is of the new one.
     on_caught_up: a replay that `status.catching_up` told of is over.
     """
@@ -83,12 +84,14 @@ class EventSubscription:
         *,
         on_batch: Callable[[EventBatch], None],
         on_lost: Callable[[str], None],
+        on_garbage: Callable[[str], None],
         on_restart: Callable[[], None],
         on_caught_up: Callable[[], None],
     ) -> None:
         self._source = source
         self._on_batch = on_batch
         self._on_lost = on_lost
+        self._on_garbage = on_garbage
         self._on_restart = on_restart
         self._on_caught_up = on_caught_up
         self._context = zmq.asyncio.Context()
@@ -174,13 +177,17 @@ class EventSubscription:
 
     def _skip(self, seq: int, payload: bytes) -> None:
         self.status.undecodable_batches += 1
-        self._lose(seq + 1, f"batch {seq} cannot be read")
+        self._drop_past(seq + 1)
+        self._on_garbage(f"batch {seq} cannot be read")
         self._digests.append(xxhash.xxh3_64_intdigest(payload))
 
     def _lose(self, next_seq: int, why: str) -> None:
+        self._drop_past(next_seq)
+        self._on_lost(why)
+
+    def _drop_past(self, next_seq: int) -> None:
         self._digests.clear()
         self.status.next_seq = next_seq
-        self._on_lost(why)
 
     def _restart(self) -> None:
         self._digests.clear()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from event_publisher import CLEARED, EventPublisher, block, publisher, removed
 
-from router import channel, subscription
+from router import channel, subscription, trust
 from router import relay as relay_module
 from router.keys import chain_key, root_key
 from router.relay import EventRelay
@@ -508,3 +508,21 @@ async def test_a_relay_that_is_closed_pushes_no_more() -> None:
         await engine.publish(block(1))
         await asyncio.sleep(0.01)
         assert len(actor.attempts) == told
+
+
+async def test_a_stream_of_garbage_is_not_believed_until_it_has_been_readable_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trust, "GARBAGE_BATCHES", 2)
+    monkeypatch.setattr(trust, "CLEAN_BATCHES", 3)
+    async with following() as (engine, actor, relay):
+        for number in (1, 2):
+            await engine.publish_raw(b"\xc1 not msgpack")
+            message = await actor.until_followed(await engine.publish(block(number)))
+        assert message.relay.distrusted == "batch 2 cannot be read" and message.relay.partial
+        assert actor.keys == set()
+        message = await actor.until_followed(await engine.publish(block(3)))
+        assert actor.keys == set() and relay.status.distrusted
+        message = await actor.until_followed(await engine.publish(block(4)))
+        assert actor.keys == {key(4)}
+        assert not message.relay.distrusted and message.relay.partial

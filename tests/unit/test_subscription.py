@@ -50,6 +50,7 @@ async def subscribed(source: EventSource) -> AsyncIterator[tuple[EventSubscripti
         source,
         on_batch=record.batch,
         on_lost=lambda why: record.note("lost"),
+        on_garbage=lambda why: record.note("lost"),
         on_restart=lambda: record.note("restart"),
         on_caught_up=lambda: None,
     )
