@@ -6,13 +6,13 @@ in. Its errors belong to the tree that `router.keys` draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 
 import numpy as np
 import numpy.typing as npt
 
-from router.audit import Audit
+from router.audit import Audit, AuditCounters
 from router.config import RouterConfig
 from router.contracts import (
     ContractRefused,
@@ -22,11 +22,23 @@ from router.contracts import (
     worker_reasons,
 )
 from router.fleet import Fleet, Member, NoWorker, UnknownWorker, has_events
+from router.intake import Intake, is_older
 from router.receipts import Receipt
 from router.requests import Requests
+from router.snapshot import WorkerTable
 from router.status import CoreStats, Counts, Holdings, PoolView, RateStatus, WorkerStatus
 from router.structures import make_index
-from sightline_types import Decision, DecisionId, PushReply, RouteQuery, WorkerId, WorkerPush
+from sightline_types import (
+    Decision,
+    DecisionId,
+    DegradeReason,
+    PushReply,
+    RouteQuery,
+    Tier,
+    TierDelta,
+    WorkerId,
+    WorkerPush,
+)
 
 __all__ = [
     "ContractRefused",
@@ -66,6 +78,9 @@ class RouterCore:
         self._requests = Requests(
             config, self._fleet, self._index, self._audit, self._counts, clock=clock, random=random
         )
+        self._intake = Intake()
+        self._restored: dict[WorkerId, WorkerTable] = {}
+        self._restored_until = float("-inf")
         self._awaited: set[WorkerId] = set()
         self._warm_at = float("-inf")
 
@@ -100,23 +115,39 @@ class RouterCore:
             ContractRefused: the message registers a worker that cannot be served.
         """
         self._counts.pushes += 1
+        is_late = self._intake.has_left(msg)
         try:
-            reply = self._apply(msg)
+            reply = PushReply(self.epoch, msg.seq) if is_late else self._apply(self._screen(msg))
         finally:
+            is_partial = msg.relay.partial or bool(self._intake.why(msg.worker))
             for event in msg.lifecycle:
-                self._requests.report(event, msg.worker, is_partial=msg.relay.partial)
+                self._requests.report(event, msg.worker, is_partial=is_partial)
         for decision_id in msg.running or ():
             self._requests.renew(decision_id, started=True)
         if msg.leaving:
             self.forget(msg.worker)
         return reply
 
+    def _screen(self, msg: WorkerPush) -> WorkerPush:
+        """The message as far as it is believed. A worker that is not any more holds nothing from now on."""
+        was_trusted = not self._intake.why(msg.worker)
+        screened = self._intake.screen(msg)
+        if was_trusted and self._intake.why(msg.worker):
+            self._counts.malformed += 1
+            if self._fleet.get(msg.worker) is not None:
+                self._index.drop_expected_of(msg.worker)
+                self._index.replace(msg.worker, ())
+        return screened
+
     def _apply(self, msg: WorkerPush) -> PushReply:
-        known = self._fleet.get(msg.worker)
         if msg.leaving:
             return PushReply(self.epoch, msg.seq)
+        known = self._fleet.get(msg.worker) or self._resume(msg)
         if known is not None:
             self._fleet.heard(known, self._clock())
+            if is_older(msg.epoch, known.epoch):
+                self._counts.duplicates += 1
+                return PushReply(self.epoch, known.applied_seq)
         if known is None or known.epoch != msg.epoch:
             return self._register(msg) if msg.table else self._ask_table(-1)
         if msg.seq <= known.applied_seq:
@@ -136,6 +167,23 @@ class RouterCore:
     def _ask_table(self, applied_seq: int) -> PushReply:
         self._counts.gaps += 1
         return PushReply(self.epoch, applied_seq, "table")
+
+    def _resume(self, msg: WorkerPush) -> Member | None:
+        """Take up a worker's table of a snapshot, where the epoch is the same and its own is not in hand."""
+        table = self._restored.pop(msg.worker, None)
+        if table is None or msg.table or table.epoch != msg.epoch or self._intake.why(msg.worker):
+            return None
+        self._register(
+            WorkerPush(
+                table.worker,
+                table.epoch,
+                table.applied_seq,
+                table.deltas,
+                table=True,
+                contract=table.contract,
+            )
+        )
+        return self._fleet.get(msg.worker)
 
     def _register(self, msg: WorkerPush) -> PushReply:
         try:
@@ -193,6 +241,8 @@ class RouterCore:
     def forget(self, worker: WorkerId) -> None:
         """The worker is gone: its blocks, its bookings and its audit. Idempotent."""
         self._awaited.discard(worker)
+        self._restored.pop(worker, None)
+        self._intake.forget(worker)
         member = self._fleet.get(worker)
         if member is None:
             return
@@ -211,6 +261,8 @@ class RouterCore:
         now = self._clock()
         self._requests.sweep(now)
         self._index.sweep(now)
+        if now >= self._restored_until:
+            self._restored.clear()
         forget_before = now - _SILENCES_UNTIL_FORGOTTEN * self._config.worker_silence_s
         for member in [m for m in self._fleet.members.values() if m.heard_at < forget_before]:
             self.forget(member.worker)
@@ -220,6 +272,24 @@ class RouterCore:
         """Wait for the tables of the workers on `roster`, for `warm_timeout_s` at most."""
         self._awaited = set(roster) - self._fleet.members.keys()
         self._warm_at = self._clock() + self._config.warm_timeout_s
+
+    def restore(self, tables: Mapping[WorkerId, WorkerTable]) -> None:
+        """What an earlier life wrote down: each table waits, for a while, for its worker to say that it is
+        in the same epoch, and serves until the worker's own comes."""
+        self._restored = dict(tables)
+        self._restored_until = self._clock() + _SILENCES_UNTIL_FORGOTTEN * self._config.worker_silence_s
+
+    def table_of(self, worker: WorkerId) -> WorkerTable | None:
+        """What `worker` is known to hold on its GPU, to be written down; None where nothing is followed."""
+        member = self._fleet.get(worker)
+        if member is None or member.needs_table or not has_events(member.contract, self._config):
+            return None
+        if self._intake.why(worker):
+            return None
+        tiers = [Tier(group) for group in range(len(member.contract.kv_groups))]
+        held = [TierDelta(t, self._index.held_keys(worker, t).astype("<u8").tobytes()) for t in tiers]
+        deltas = tuple(delta for delta in held if delta.stored)
+        return WorkerTable(worker, member.contract, member.epoch, member.applied_seq, deltas)
 
     def is_warm(self) -> bool:
         return not self._awaited or self._clock() >= self._warm_at
@@ -262,8 +332,16 @@ class RouterCore:
             silent_s=self._clock() - member.heard_at,
             audit=audit,
             families=family_statuses(contract, audit),
-            reasons=worker_reasons(contract, audit),
+            reasons=self._reasons(member, audit),
+            distrusted=self._distrust(member),
         )
+
+    def _distrust(self, member: Member) -> str:
+        return self._intake.why(member.worker) or member.relay.distrusted
+
+    def _reasons(self, member: Member, audit: AuditCounters) -> tuple[DegradeReason, ...]:
+        reasons = worker_reasons(member.contract, audit)
+        return (*reasons, DegradeReason.EVENTS_DISTRUSTED) if self._distrust(member) else reasons
 
     def _rates(self, member: Member) -> RateStatus:
         get, rates = self._fleet.table.get, member.rates

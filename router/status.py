@@ -55,6 +55,7 @@ class WorkerStatus:
     silent_s: seconds since it was last heard.
     encoder_cached_tokens: encoder tokens whose output it is thought to keep.
     reasons: why it is less than exact.
+    distrusted: why nothing that it says of its blocks is believed; empty where it is.
     """
 
     worker: WorkerId
@@ -73,6 +74,7 @@ class WorkerStatus:
     audit: AuditCounters
     families: tuple[FamilyStatus, ...]
     reasons: tuple[DegradeReason, ...]
+    distrusted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class CoreStats:
     """Counts since the core was made, and what it holds now.
 
     duplicates: messages already applied. gaps: messages whose predecessors are missing.
+    malformed: messages that made their worker distrusted.
     expired_leases: bookings released because nothing was heard of them. reconciled: released because
     their worker says that nothing runs. late_decisions: made after the request had begun.
     overloaded: requests refused by the admission limits.
@@ -105,6 +108,7 @@ class CoreStats:
     tables: int
     duplicates: int
     gaps: int
+    malformed: int
     cancelled: int
     rebooked: int
     expired_leases: int
@@ -131,6 +135,7 @@ class Counts:
     tables: int = 0
     duplicates: int = 0
     gaps: int = 0
+    malformed: int = 0
     cancelled: int = 0
     rebooked: int = 0
     expired_leases: int = 0
@@ -150,6 +155,7 @@ class Counts:
             tables=self.tables,
             duplicates=self.duplicates,
             gaps=self.gaps,
+            malformed=self.malformed,
             cancelled=self.cancelled,
             rebooked=self.rebooked,
             expired_leases=self.expired_leases,

@@ -90,6 +90,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
         super().__init__()
         self.now = 100.0
         self.core = RouterCore(CONFIG, clock=lambda: self.now, epoch=7, random=Random(1))
+        self.first_epoch = dict.fromkeys(WORKERS, 1)
         self.workers: dict[WorkerId, NaiveWorker] = {}
         self.requests: dict[DecisionId, NaiveRequest] = {}
         self.decided: set[DecisionId] = set()
@@ -101,7 +102,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
     def send_table(self, worker, held, restart):
         held = set() if worker == QUIET_WORKER else held
         known = self.workers.get(worker)
-        epoch = known.epoch + restart if known else 1
+        epoch = known.epoch + restart if known else self.first_epoch[worker]
         seq = known.applied + 1 if known and not restart else 0
         reply = self._push(worker, epoch, seq, delta(held), table=True)
         assert (reply.need, reply.applied_seq) == ("ok", seq)
@@ -114,7 +115,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
             stored = set()
         removed = removed - stored
         if known is None:
-            assert self._push(worker, 1, 3, delta(stored, removed)).need == "table"
+            assert self._push(worker, self.first_epoch[worker], 3, delta(stored, removed)).need == "table"
             return
         reply = self._push(worker, known.epoch, known.applied + 1, delta(stored, removed))
         assert (reply.need, reply.applied_seq) == ("ok", known.applied + 1)
@@ -142,7 +143,11 @@ class CoreAgainstModel(RuleBasedStateMachine):
 
     @rule(worker=_workers)
     def leave(self, worker):
-        self.core.push(WorkerPush(worker, 1, 99, leaving=True))
+        """For good: it comes back as another, in another epoch."""
+        known = self.workers.get(worker)
+        epoch = known.epoch if known is not None else self.first_epoch[worker]
+        self.core.push(WorkerPush(worker, epoch, 99, leaving=True))
+        self.first_epoch[worker] = epoch + 1
         self._lose(worker)
 
     @rule(worker=_workers)
