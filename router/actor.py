@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from router.admission import Overloaded
@@ -21,6 +22,7 @@ from router.contracts import ContractRefused
 from router.core import CoreStats, PoolView, Receipt, RouterCore, WorkerStatus
 from router.fleet import NoWorker, UnknownWorker
 from router.rehearsal import rehearse
+from router.snapshot import SnapshotRefused, read_snapshot, write_snapshot
 from sightline_types import (
     Decision,
     DecisionId,
@@ -84,11 +86,41 @@ class RouterActor:
 
     async def start(self, roster: Sequence[WorkerId]) -> int:
         """Begin to serve: warm once every worker on `roster` has sent its table. Returns the epoch."""
+        if self._sweeper is None and self._config.snapshot_path is not None:
+            await self._restore(Path(self._config.snapshot_path))
         self._core.begin_warm(roster)
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep_for_ever())
             self._warmer = asyncio.create_task(self._name_late_workers())
+            self._writer = asyncio.create_task(self._snapshot_for_ever())
         return self._core.epoch
+
+    async def _restore(self, path: Path) -> None:
+        try:
+            tables = await asyncio.to_thread(read_snapshot, path)
+        except SnapshotRefused as error:
+            log.warning("snapshot ignored: %s", error)
+            return
+        self._core.restore(tables)
+        log.info("snapshot of %d workers read from %s", len(tables), path)
+
+    async def _snapshot_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.snapshot_interval_s)
+            if self._config.snapshot_path is not None and self._core.is_warm():
+                await self.write_snapshot(Path(self._config.snapshot_path))
+
+    async def write_snapshot(self, path: Path) -> None:
+        """Worker by worker, so that decisions go on in between; each table is of one moment."""
+        tables = []
+        for worker in tuple(self._core.pool().contracts):
+            tables.append(self._core.table_of(worker))
+            await asyncio.sleep(0)
+        try:
+            held = [table for table in tables if table is not None]
+            await asyncio.to_thread(write_snapshot, path, held)
+        except OSError as error:
+            log.warning("snapshot not written: %s: %s", path, error)
 
     async def _name_late_workers(self) -> None:
         while not self._core.is_warm():

@@ -240,6 +240,17 @@ class RouterConfig(BaseModel):
         description="Seconds a restarted router actor waits for its workers' tables before it decides "
         "without the late ones.",
     )
+    snapshot_path: str | None = Field(
+        None,
+        description="File in which the router actor writes down what the workers hold, for its next life on "
+        "this node. None: it starts with nothing but the workers' own tables. A file of its own per pool.",
+    )
+    snapshot_interval_s: float = Field(
+        30.0,
+        gt=0,
+        description="Seconds between two snapshots, where `snapshot_path` is set. Lower: a restarted router "
+        "knows more before the workers' tables come; higher: less is written.",
+    )
     push_interval_ms: float = Field(
         15.0,
         gt=0,

@@ -222,4 +222,4 @@ class ChannelMachine(RuleBasedStateMachine):
 
 
 TestChannelMachine = ChannelMachine.TestCase
-TestChannelMachine.settings = settings(deadline=None, max_examples=80, stateful_step_count=50)
+TestChannelMachine.settings = settings(deadline=None, max_examples=60, stateful_step_count=50)
