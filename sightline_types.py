@@ -164,6 +164,9 @@ class DegradeReason(StrEnum):
     VIDEO_NOT_DECODED = "video_not_decoded"  # the ingress could not; the replica tries
     CLIENT_UUID_WITHOUT_SIZE = "client_uuid_without_size"
     MM_PROCESSOR_KWARGS = "mm_processor_kwargs"
+    LAYOUT_OFF = "layout_off"  # by configuration
+    RENDERER_UNAVAILABLE = "renderer_unavailable"  # not there, or not in time
+    RENDERER_REFUSED = "renderer_refused"  # the engine's own renderer raises on this request
     CONTRACT_MISMATCH = "contract_mismatch"
     CONTRACT_MISSING = "contract_missing"
     KV_CACHE_GROUPS = "kv_cache_groups"

@@ -16,6 +16,7 @@ from app.settings import Settings, load_settings
 from deployments.config import Accelerator, EngineConfig, IngressConfig
 from deployments.engine import Engine
 from deployments.ingress import Ingress, ingress_api
+from deployments.renderer import Renderer
 from deployments.router import Router
 from processors import LayoutOptions
 
@@ -24,6 +25,9 @@ __all__ = ["EngineResources", "build", "build_app", "detect_accelerator", "engin
 #: A replica of the control plane asks for little, so that a laptop's two cores hold the application.
 CONTROL_CPUS = 0.1
 ENGINE_CPUS = 0.5
+#: A renderer runs the model's processor on two threads or so.
+RENDERER_CPUS = 0.5
+RENDERER_REQUESTS = 16
 #: Beyond the longest stream, so that a replica that is being replaced ends all it has begun.
 SHUTDOWN_MARGIN_S = 60.0
 
@@ -44,14 +48,27 @@ def detect_accelerator(wanted: str) -> Accelerator:
 
 
 def build_app(settings: Settings, accelerator: Accelerator) -> Any:
-    """The application: Ingress -> (Engine, Router), Engine -> Router."""
+    """The application: Ingress -> (Engine, Router, Renderer where there is one), Engine -> Router."""
     settings = settings.effective(accelerator)
     set_up_logs = functools.partial(configure, settings.log)
     router: Any = _router_deployment().bind(settings.router, "engine", set_up_logs)
     engine: Any = _engine_deployment(settings, accelerator).bind(
         engine_config(settings, accelerator), router, set_up_logs
     )
-    return _ingress_deployment(settings).bind(ingress_config(settings), engine, router, set_up_logs)
+    renderer: Any = None
+    if settings.renderer_replicas:
+        renderer = _renderer_deployment(settings).bind(engine_config(settings, accelerator), set_up_logs)
+    return _ingress_deployment(settings).bind(ingress_config(settings), engine, router, set_up_logs, renderer)
+
+
+def _renderer_deployment(settings: Settings) -> Any:
+    options: dict[str, Any] = {
+        "ray_actor_options": {"num_cpus": RENDERER_CPUS},
+        "max_ongoing_requests": RENDERER_REQUESTS,
+        "health_check_period_s": 5,
+    }
+    options |= _scale(settings.renderer_replicas, settings.max_renderer_replicas, RENDERER_REQUESTS / 4)
+    return serve.deployment(Renderer, name="Renderer").options(**options)
 
 
 def _router_deployment() -> Any:
@@ -164,6 +181,7 @@ def engine_config(settings: Settings, accelerator: Accelerator) -> EngineConfig:
         max_model_len=settings.max_model_len,
         engine_args=settings.engine_args,
         kv_events_port_base=settings.kv_events_port_base,
+        has_renderer=settings.renderer_replicas > 0,
         media=settings.media,
         video=settings.video,
         router=settings.router,
@@ -190,6 +208,8 @@ def ingress_config(settings: Settings) -> IngressConfig:
         request_timeout_s=settings.request_timeout_s,
         token_cache_bytes=settings.token_cache_bytes,
         layout=layout_options(settings),
+        layout_mode=settings.layout,
+        renderer_timeout_ms=settings.renderer_timeout_ms,
         tenant_header=settings.tenant_header,
         tenant_secret=settings.tenant_secret,
         media=settings.media,

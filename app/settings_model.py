@@ -138,6 +138,25 @@ class Settings(BaseModel):
         description="Bytes of texts and their token ids that an ingress replica keeps: a conversation is "
         "tokenized only where it is new. 0: none.",
     )
+    layout: Literal["auto", "registry", "renderer", "off"] = Field(
+        "auto",
+        description="Who foresees the engine's prompt for a request with media. `registry`: the families "
+        "that Sightline knows. `renderer`: the engine's own renderer, for every model. `auto`: the registry "
+        "where it is exact, else the renderer where there is one. `off`: nobody: routing by the text before "
+        "the media.",
+    )
+    renderer_replicas: int = Field(
+        0, ge=0, description="Renderer replicas, at the least. Each needs a core and about 1 GB. 0: none."
+    )
+    max_renderer_replicas: int | None = Field(
+        None, ge=1, description="Renderer replicas, at the most. None: no autoscaling."
+    )
+    renderer_timeout_ms: float = Field(
+        2000.0,
+        gt=0,
+        description="Milliseconds that a request waits for the renderer. Afterwards it is routed by the text "
+        "before its media.",
+    )
     tenant_header: str | None = Field(
         None,
         min_length=1,
@@ -180,6 +199,14 @@ class Settings(BaseModel):
                     f"`{section}` has settings but enable_multimodal is false: set it to true or drop "
                     f"`{section}`"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_renderer(self) -> Self:
+        if self.layout == "renderer" and not self.renderer_replicas:
+            raise ValueError("layout: renderer needs renderer_replicas of at least 1")
+        if self.renderer_replicas and not self.enable_multimodal:
+            raise ValueError("renderer_replicas is set but enable_multimodal is false: drop one of the two")
         return self
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import xxhash
@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config import IngressConfig
 from deployments.degraded import DegradedRequests
+from deployments.layout_source import LayoutSource
 from deployments.openai_api import ChatRequest
 from deployments.protocol import (
     Delta,
@@ -28,6 +29,7 @@ from deployments.protocol import (
     Sampling,
     Started,
 )
+from deployments.rendered import RenderRequest
 from deployments.shipment import MediaShipper, Shipment
 from processors import Fetcher, PromptBuilder, RequestError, media_param
 from router.actor import Undecided
@@ -114,6 +116,7 @@ class ChatService:
         engine: DeploymentHandle[Any],
         live: LiveReplicas,
         degraded: DegradedRequests | None = None,
+        layouts: LayoutSource | None = None,
     ) -> None:
         self._config = config
         self._prompts = prompts
@@ -122,6 +125,7 @@ class ChatService:
         self._engine = engine.options(stream=True).generate
         self._live = live
         self._degraded = degraded
+        self._layouts = layouts or LayoutSource(config.layout_mode, config.served_model_name)
         self.max_model_len: int | None = None
 
     async def start(self, request: ChatRequest, *, tenant: str | None = None) -> Reply:
@@ -143,7 +147,28 @@ class ChatService:
         salt = cache_salt(request.cache_salt, tenant, self._config.tenant_secret)
         # Before the decision: a hanging origin holds no booking, and the decision is fresh when it is used.
         shipment = await self._shipper.prepare(prompt, request)
+        prompt, shipment = await self._foresee(prompt, shipment, request)
         return await self._dispatch(request, sampling, prompt, salt, shipment)
+
+    async def _foresee(
+        self, prompt: PreparedPrompt, shipment: Shipment, request: ChatRequest
+    ) -> tuple[PreparedPrompt, Shipment]:
+        """The prompt and its items' identities as the configured layout source has them."""
+        pool = self._client.known_pool
+        if not self._layouts.would_render(prompt, pool.contracts if pool is not None else {}):
+            return self._layouts.without_renderer(prompt), shipment
+        if shipment.lacks_bytes:
+            shipment = await self._shipper.prepare(prompt, request, is_complete=True)
+        kwargs = request.mm_processor_kwargs or {}
+        ask = RenderRequest(prompt.token_ids, shipment.media, kwargs)
+        prompt = await self._layouts.rendered(prompt, ask, shipment.payload)
+        if not prompt.is_exact:
+            return prompt, shipment
+        self._check_length(prompt, request)
+        pairs = zip(shipment.media, prompt.media, strict=True)
+        media = tuple(replace(shipped, media_id=item.media_id) for shipped, item in pairs)
+        # What was rendered is the file that came, whatever its address had promised.
+        return prompt, replace(shipment, media=media, is_as_foreseen=True)
 
     def _check_length(self, prompt: PreparedPrompt, request: ChatRequest) -> None:
         limit = self.max_model_len

@@ -8,9 +8,10 @@ from typing import Any, Literal
 from processors import LayoutOptions, MediaConfig, VideoConfig
 from router.config import RouterConfig
 
-__all__ = ["Accelerator", "EngineConfig", "IngressConfig"]
+__all__ = ["Accelerator", "EngineConfig", "IngressConfig", "LayoutMode"]
 
 Accelerator = Literal["cpu", "gpu"]
+LayoutMode = Literal["auto", "registry", "renderer", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class EngineConfig:
     block_size, gpu_memory_utilization, max_model_len: None leaves it to the engine.
     engine_args: under the engine's own names; they win over everything else here.
     coalesce_ms: how long deltas after the first token are gathered before they are sent.
+    has_renderer: prompts may be foreseen by a `Renderer` of the same engine and arguments.
     """
 
     model: str
@@ -35,6 +37,7 @@ class EngineConfig:
     engine_args: dict[str, Any] = field(default_factory=dict)
     kv_events_port_base: int | None = None
     coalesce_ms: float = 5.0
+    has_renderer: bool = False
     media: MediaConfig = field(default_factory=MediaConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
@@ -59,6 +62,8 @@ class IngressConfig:
     request_timeout_s: float = 3600.0
     token_cache_bytes: int = 64 << 20
     layout: LayoutOptions = field(default_factory=LayoutOptions)
+    layout_mode: LayoutMode = "auto"
+    renderer_timeout_ms: float = 2000.0
     tenant_header: str | None = None
     tenant_secret: str | None = None
     media: MediaConfig = field(default_factory=MediaConfig)

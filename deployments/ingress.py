@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 from deployments.chat import ChatService, EngineFailed, Reply
 from deployments.config import IngressConfig
 from deployments.degraded import DegradedRequests
+from deployments.layout_source import LayoutSource
 from deployments.openai_api import ChatRequest, ChatResponse, parse_chat_request, quoted
 from deployments.protocol import Delta, Finished
 from deployments.router import finder
@@ -55,6 +56,7 @@ class Ingress:
         engine: DeploymentHandle[Any],
         router: DeploymentHandle[Any],
         set_up_logs: Callable[[], None] | None = None,
+        renderer: DeploymentHandle[Any] | None = None,
     ) -> None:
         if set_up_logs is not None:
             set_up_logs()
@@ -81,8 +83,14 @@ class Ingress:
         app_name = serve.get_replica_context().app_name
         live = live_replicas(config.engine_deployment, app_name)
         self._degraded = DegradedRequests(config.served_model_name)
+        self._layouts = LayoutSource(
+            config.layout_mode,
+            config.served_model_name,
+            renderer,
+            timeout_s=config.renderer_timeout_ms / 1000,
+        )
         self._service = ChatService(
-            config, self._prompts, fetcher, self._client, engine, live, self._degraded
+            config, self._prompts, fetcher, self._client, engine, live, self._degraded, self._layouts
         )
         self._pool_poll = spawn(self._learn_limits())
 
@@ -245,6 +253,7 @@ class Ingress:
                     "router_restarts": restarts,
                     "degraded_here": self._degraded.counts,
                     "token_cache_here": self._prompts.token_cache_stats,
+                    "renderer_here": self._layouts.costs,
                 }
             )
         )

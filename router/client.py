@@ -242,6 +242,11 @@ class RouterClient:
             for waiting, answer in zip(batch, answers, strict=True):
                 waiting.answer.set_result(answer)
 
+    @property
+    def known_pool(self) -> PoolView | None:
+        """The pool as last seen, however old; None before the first answer."""
+        return self._pool
+
     async def pool(self, timeout_s: float) -> PoolView | None:
         """The pool as last seen; None where no actor answers in time."""
         try:

@@ -32,7 +32,7 @@ from processors import DecodedVideo, LayoutOptions, ModelFiles, layout_for
 from router.relay import EventSource
 from sightline_types import EngineLoad, KeyScheme, KvGroup, LayoutContract, WorkerContract
 
-__all__ = ["EngineGone", "VllmEngine"]
+__all__ = ["EngineGone", "VllmEngine", "clip_data"]
 
 log = logging.getLogger("sightline.deployments")
 
@@ -51,6 +51,7 @@ class VllmEngine:
     def __init__(self, llm: Any, args: dict[str, Any], load: _LoadWatch, ports: PortPair | None) -> None:
         self._llm = llm
         self._args = args
+        self._has_renderer = False
         self._load = load
         self._ports = ports  # keeps the claim on the ports
         self._groups: tuple[KvGroup, ...] = ()
@@ -73,6 +74,7 @@ class VllmEngine:
         load = _LoadWatch()
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**typed), stat_loggers=[load.logger_class()])
         engine = cls(llm, args, load, ports)
+        engine._has_renderer = config.has_renderer
         engine._groups = await engine._kv_groups()
         return engine
 
@@ -104,7 +106,12 @@ class VllmEngine:
     async def _layouts(self) -> tuple[LayoutContract, ...]:
         if not self._llm.vllm_config.model_config.is_multimodal_model:
             return ()
-        return await asyncio.to_thread(self._compare_layouts)
+        registry = await asyncio.to_thread(self._compare_layouts)
+        if not self._has_renderer:
+            return registry
+        from deployments.engines.vllm_render import renderer_contract
+
+        return (*registry, renderer_contract(self._llm.vllm_config.model_config))
 
     def _compare_layouts(self) -> tuple[LayoutContract, ...]:
         from deployments.engines.vllm_contract import layout_contracts
@@ -292,7 +299,7 @@ def _prompt(request: EngineRequest, media: Sequence[DecodedMedia]) -> dict[str, 
         uuids: dict[str, list[str]] = {}
         for described, item in zip(request.media, media, strict=True):
             modality = described.modality.value
-            data.setdefault(modality, []).append(_clip(item) if isinstance(item, DecodedVideo) else item)
+            data.setdefault(modality, []).append(clip_data(item) if isinstance(item, DecodedVideo) else item)
             uuids.setdefault(modality, []).append(described.media_id.engine_uuid)
         prompt["multi_modal_data"] = data
         prompt["multi_modal_uuids"] = uuids
@@ -303,7 +310,7 @@ def _prompt(request: EngineRequest, media: Sequence[DecodedMedia]) -> dict[str, 
     return prompt
 
 
-def _clip(video: DecodedVideo) -> tuple[Any, dict[str, Any]]:
+def clip_data(video: DecodedVideo) -> tuple[Any, dict[str, Any]]:
     """Frames and metadata as vLLM's own loaders return them.
 
     do_sample_frames: False, or the processor would sample the sampled frames again.
