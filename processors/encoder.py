@@ -73,8 +73,9 @@ class PromptEncoder:
         return Encoded(ids, encoding.char_to_token(position) or 0)
 
     def _encode_parts(self, parts: list[str]) -> list[Ids]:
-        encoded = self._tokenizer(parts, add_special_tokens=False)["input_ids"]
-        return [np.array(ids, dtype=np.int32) for ids in encoded]
+        # Only fast tokenizers have cuts, and the fast encoding leaves out the positions in the text.
+        encoded = self._tokenizer.backend_tokenizer.encode_batch_fast(parts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
 
     def _before(self, parts: Sequence[str], ids: Sequence[Ids], position: int) -> int:
         tokens = start = 0

@@ -109,8 +109,16 @@ class ItemMaker:
                 Modality.IMAGE, known.media_id, MediaSource(url=url), known.size,
                 identity_mode=mode, anchor=known.file, is_held=is_trusted,
             )  # fmt: skip
+        if url[:5].lower() == "data:":
+            item: MediaItem = await self._off_loop(self._of_data_url, url, mode)
+            return item
         data = await self._fetcher.fetch(url)
         return await self._of_file(url, data, mode)
+
+    def _of_data_url(self, url: str, mode: IdentityMode) -> MediaItem:
+        """Decoded, hashed and measured on one thread: each change of threads costs as much as the hash."""
+        data = self._fetcher.parse_data_url(url)
+        return self._of_pixels(data) if mode == "content" else self._of_bytes(data)
 
     async def _of_address(self, url: str, mode: IdentityMode, scope: RequestScope) -> MediaItem:
         size = await self._fetcher.probe_size(url, scope.size_wait_ms)

@@ -196,7 +196,10 @@ def expand(
         ValueError: there are more or fewer placeholders in `token_ids` than replacements.
     """
     ids = np.asarray(token_ids, dtype=np.int64)
-    positions = np.flatnonzero(np.isin(ids, list(set(placeholder_ids))))
+    is_placeholder = np.zeros(len(ids), dtype=bool)
+    for token in set(placeholder_ids):
+        is_placeholder |= ids == token
+    positions = np.flatnonzero(is_placeholder)
     if len(positions) != len(replacements):
         raise ValueError(f"{len(positions)} placeholders for {len(replacements)} media items")
     pieces, placed, first_inexact = [], [], None

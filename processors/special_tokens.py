@@ -35,7 +35,7 @@ class SpecialTokens:
     guarded: tuple[str, ...]
     _raw_pattern: re.Pattern[str]
     _guarded_pattern: re.Pattern[str]
-    _beginnings: frozenset[str]
+    _beginnings: tuple[str, ...]
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, media_token_ids: Iterable[int] = ()) -> SpecialTokens:
@@ -55,7 +55,7 @@ class SpecialTokens:
             guarded=tuple(guarded),
             _raw_pattern=_any_of(token.content for token in raw),
             _guarded_pattern=_any_of(guarded),
-            _beginnings=frozenset(beginnings),
+            _beginnings=tuple(sorted(beginnings)),
         )
 
     def matches(self, text: str) -> Iterator[re.Match[str]]:
@@ -81,8 +81,7 @@ class SpecialTokens:
         return "".join(pieces) + text[done:] + (mark if self._ends_open(text) else "")
 
     def _ends_open(self, text: str) -> bool:
-        longest = max((len(content) for content in self.guarded), default=0)
-        return any(text[-length:] in self._beginnings for length in range(1, min(longest, len(text) + 1)))
+        return text.endswith(self._beginnings)
 
     def first_guarded(self, texts: Iterable[str]) -> str:
         """What an error may name: a guarded string of these texts, else what one of them ends with."""
