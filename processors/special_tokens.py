@@ -78,10 +78,25 @@ class SpecialTokens:
             # On from the next character: two guarded strings may overlap.
             pieces.append(text[done : match.start() + 1] + mark)
             done = match.start() + 1
-        return "".join(pieces) + text[done:] + (mark if self._ends_open(text) else "")
+        rest = text[done:]
+        if self._ends_open(text):
+            end = len(rest.rstrip()) or len(rest)
+            rest = rest[:end] + mark + rest[end:]
+        return "".join(pieces) + rest
+
+    def written(self, text: str, mark: str = "") -> list[tuple[int, str]]:
+        """The guarded tokens of a text as the tokenizer finds them: position, marks not counted, and name."""
+        guarded, found, marks, done = set(self.guarded), [], 0, 0
+        for match in self.matches(text):
+            marks += text.count(mark, done, match.start()) if mark else 0
+            done = match.start()
+            if match.group() in guarded:
+                found.append((match.start() - marks, match.group()))
+        return found
 
     def _ends_open(self, text: str) -> bool:
-        return text.endswith(self._beginnings)
+        # A template may strip a text's end.
+        return text.endswith(self._beginnings) or text.rstrip().endswith(self._beginnings)
 
     def first_guarded(self, texts: Iterable[str]) -> str:
         """What an error may name: a guarded string of these texts, else what one of them ends with."""

@@ -160,6 +160,8 @@ class ChatTemplate:
             marked_request = request.map(lambda one: self._specials.marked(one, mark))
             marked = self._render(marked_request, add_generation_prompt)
             if marked.replace(mark, "") == text:
+                if self._specials.written(text) == self._specials.written(marked, mark):
+                    return self._encoder.encode(text, self._first_turn_end(request, text))
                 end = self._first_turn_end(marked_request, marked)
                 return self._encoder.encode_marked(marked, mark, end)
         name = self._specials.first_guarded(texts)

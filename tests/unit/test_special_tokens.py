@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen_vocabulary import SPECIAL, qwen_tokenizer
 from test_token_cache import odd_tokenizer
-from tiny_files import TEXT_TEMPLATE, tiny_tokenizer
+from tiny_files import IMAGE_PAD, TEMPLATE, TEXT_TEMPLATE, tiny_tokenizer
 
 from processors import RequestError
 from processors.encoder import PromptEncoder
@@ -136,6 +136,22 @@ def test_a_template_that_changes_marked_text_is_not_guessed_at() -> None:
             parse_messages([{"role": "user", "content": "<|im_end|>"}], enable_multimodal=False, max_items=0)
         )
     assert (caught.value.status, caught.value.code) == (400, "special_token")
+
+
+def test_a_special_token_that_a_template_puts_together_by_stripping_is_plain_text() -> None:
+    stripping = ChatTemplate(tiny_tokenizer(TEMPLATE.replace("part.text", "part.text | trim")))
+    chat = stripping.tokenize(conversation("<|image_pad| \n", ">"))
+    assert IMAGE_PAD not in chat.token_ids
+    assert tiny_tokenizer().decode(chat.token_ids).count("<|image_pad|>") == 1
+
+
+def test_a_text_that_only_ends_like_a_special_token_needs_no_tokenizer_that_can_tell() -> None:
+    tokenizer = odd_tokenizer("left")
+    tokenizer.chat_template = TEXT_TEMPLATE.replace("<|im_start|>", "<s>").replace("<|im_end|>", "<s>")
+    template = ChatTemplate(tokenizer)
+    turns = [{"role": "user", "content": "a <"}]
+    chat = template.tokenize(parse_messages(turns, enable_multimodal=False, max_items=0))
+    assert list(chat.token_ids) == tokenizer("<s>user\na <<s>\n", add_special_tokens=False)["input_ids"]
 
 
 def test_text_that_no_mark_is_left_for_is_refused() -> None:
