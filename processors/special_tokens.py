@@ -87,7 +87,9 @@ class SpecialTokens:
     def written(self, text: str, mark: str = "") -> list[tuple[int, str]]:
         """The guarded tokens of a text as the tokenizer finds them: position, marks not counted, and name."""
         guarded, found, marks, done = set(self.guarded), [], 0, 0
-        for match in self.matches(text):
+        are_raw = guarded <= {token.content for token in self.raw}
+        # One that is searched in normalized text is looked for as it is spelled.
+        for match in (self._raw_pattern if are_raw else self._guarded_pattern).finditer(text):
             marks += text.count(mark, done, match.start()) if mark else 0
             done = match.start()
             if match.group() in guarded:

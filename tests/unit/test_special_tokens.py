@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from qwen_vocabulary import SPECIAL, qwen_tokenizer
 from test_token_cache import odd_tokenizer
 from tiny_files import IMAGE_PAD, TEMPLATE, TEXT_TEMPLATE, tiny_tokenizer
+from tokenizers import AddedToken
 
 from processors import RequestError
 from processors.encoder import PromptEncoder
@@ -152,6 +153,15 @@ def test_a_text_that_only_ends_like_a_special_token_needs_no_tokenizer_that_can_
     turns = [{"role": "user", "content": "a <"}]
     chat = template.tokenize(parse_messages(turns, enable_multimodal=False, max_items=0))
     assert list(chat.token_ids) == tokenizer("<s>user\na <<s>\n", add_special_tokens=False)["input_ids"]
+
+
+def test_a_special_token_that_is_searched_in_normalized_text_is_refused() -> None:
+    tokenizer = odd_tokenizer("plain")
+    tokenizer.add_special_tokens({"pad_token": AddedToken("<pad>", special=True, normalized=True)})
+    tokenizer.chat_template = TEXT_TEMPLATE.replace("<|im_start|>", "<s>").replace("<|im_end|>", "<s>")
+    turns = [{"role": "user", "content": "a <pad>"}]
+    with pytest.raises(RequestError, match="leave it out"):
+        ChatTemplate(tokenizer).tokenize(parse_messages(turns, enable_multimodal=False, max_items=0))
 
 
 def test_text_that_no_mark_is_left_for_is_refused() -> None:
