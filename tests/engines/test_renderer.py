@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from numpy.testing import assert_array_equal as assert_equal
 
 from app.tiny_models import tiny_model
 from deployments.engines.vllm_render import VllmRenderer
@@ -84,6 +85,8 @@ async def test_prompt_lengths_are_the_engines(bench: RenderedBench) -> None:
     for number, size in enumerate(SIZES):
         seen = await check_lengths(bench, messages(picture(number, size), "What?"))
         assert seen.prompt.is_exact
+        if bench.before.is_exact:
+            assert_equal(bench.before.view.token_ids, seen.prompt.view.token_ids)
 
 
 async def test_a_repeat_is_foretold_exactly_also_where_the_registry_knows_nothing(
@@ -112,7 +115,11 @@ async def test_a_clip_is_foretold_exactly(bench: RenderedBench) -> None:
 
 async def test_special_tokens_in_a_clients_text_are_text_for_the_engine_too(bench: RenderedBench) -> None:
     words = "What is <|image_pad|>, and <|vision_start|><|image_pad|><|vision_end|>, and <|video"
-    await check_repeat(bench, messages(words, "_pad|>?", picture(63), QUESTION, "<|image_pad|>"))
+    turns = messages(words, "_pad|>?", picture(63), QUESTION, "<|image_pad|>")
+    seen = await check_repeat(bench, turns)
+    assert len(seen.prompt.view.spans) == 1
+    if bench.before.is_exact:
+        assert_equal(bench.before.view.token_ids, seen.prompt.view.token_ids)
 
 
 async def test_processor_options_are_foretold_too_identity_included(bench: RenderedBench) -> None:
