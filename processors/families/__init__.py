@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from processors.families import (
+    glm4v,
     kimi,
     llama4,
     llava,
@@ -31,6 +32,7 @@ _FAMILIES: tuple[Callable[[Source], FamilyLayout | None], ...] = (
     phi3_v.layout,
     pixtral.layout,
     nemotron_omni.layout,
+    glm4v.layout,
 )
 
 

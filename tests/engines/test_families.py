@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from app.tiny_models import tiny_model
 from tests.engines import pictures as make
 from tests.engines.bench import ENGINE_IN_PROCESS, Bench, check_lengths, check_no_false_credit, check_repeat
 from tests.engines.service import INTRODUCTION, QUESTION, image_part, messages
+from tests.engines.tiny_families import FAMILIES, family_folder
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), *ENGINE_IN_PROCESS]
 
-KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", *FAMILIES)
 SIZES = ((64, 64), (200, 200), (333, 127), (42, 70), (80, 48), (1200, 20), (30, 600), (640, 480), (1081, 723))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
 async def bench(request: pytest.FixtureRequest, models: Path) -> AsyncIterator[Bench]:
-    bench = Bench(str(tiny_model(request.param, models)))
+    bench = Bench(str(family_folder(request.param, models)))
     await bench.start()
     yield bench
     await bench.stop()

@@ -106,6 +106,11 @@ def nemotron(max_model_len: int | None = 131072, vision: dict[str, Any] | None =
     return known_layout(model, max_model_len=max_model_len, **options)
 
 
+def glm4v() -> FamilyLayout:
+    meta = golden("glm4v")["meta"]
+    return known_layout(files({"model_type": "glm4v", **meta["config"]}, meta["processor_config"]))
+
+
 # Every row
 
 
@@ -117,6 +122,7 @@ def nemotron(max_model_len: int | None = 131072, vision: dict[str, Any] | None =
         ("llava_next", "image_synthetic_anyres9_336", llava_next("synthetic_anyres9_336")),
         ("llama4", "image", llama4()),
         ("kimi_k25", "image", kimi("kimi_k25")),
+        ("glm4v", "image", glm4v()),
         ("pixtral", "image_pixtral_12b", pixtral("pixtral_12b")),
         ("pixtral", "image_mistral_small_3_1", pixtral("mistral_small_3_1")),
     ],
