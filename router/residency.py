@@ -30,7 +30,7 @@ from router.events import (
     KVEvent,
     UnknownEvent,
 )
-from router.keys import chain_key, root_key
+from router.keys import chain_key, chain_keys, root_key
 from router.usable import PLAIN_GROUPS
 from sightline_types import BlockKey, KeySpec, KvGroup, Tier, TierDelta
 
@@ -193,6 +193,11 @@ class Residency:
         self, event: BlockStored, parent: BlockKey | None, known: list[BlockKey | None]
     ) -> Iterator[BlockKey | None]:
         """Keys of the event's blocks after `parent`; None after a block that has none, until a known one."""
+        if parent is not None and self._is_new_run(event, known):
+            tokens = event.token_ids.reshape(len(event.hashes), event.block_size)
+            extras_of_all = [extras.media for extras in event.extras]
+            yield from map(BlockKey, chain_keys(parent, tokens, extras_of_all).tolist())
+            return
         key = parent
         for block, known_key in enumerate(known):
             extras = event.block_extras(block)
@@ -203,6 +208,11 @@ class Residency:
             else:
                 key = self._next_key(key, event.block_tokens(block), extras)
             yield key
+
+    def _is_new_run(self, event: BlockStored, known: list[BlockKey | None]) -> bool:
+        """Nearly all events: blocks of one unit, none of them known, all of them to be known by content."""
+        is_unit = event.block_size == self._spec.block_size
+        return is_unit and not any(known) and not any(extras.opaque for extras in event.extras)
 
     def _next_key(self, key: BlockKey, tokens: npt.NDArray[np.int64], extras: BlockExtras) -> BlockKey | None:
         """The key of a block's end. A block of several units: where a medium lies in it is not told unit by
