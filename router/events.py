@@ -41,6 +41,9 @@ __all__ = [
 #: The engine's own name of a block. Opaque: it finds a parent or a removed block, and no more.
 EngineHash = int | bytes
 
+#: KV cache groups of an engine, and tiers of a worker, at most.
+MAX_TIERS = 64
+MAX_MEDIUM_LENGTH = 32
 _DEFAULT_MEDIUM = "GPU"
 _MAX_OFFSET = 1 << 63
 _STORED_FIELDS = (
@@ -242,7 +245,11 @@ def _removed(fields: dict[str, Any]) -> BlockRemoved:
 
 
 def _tier(group: int | None, medium: str | None) -> Tier:
-    return Tier(DEFAULT_GROUP if group is None else group, medium or _DEFAULT_MEDIUM)
+    """Each tier is a table of its own: garbage must not make any number of them."""
+    tier = Tier(DEFAULT_GROUP if group is None else group, medium or _DEFAULT_MEDIUM)
+    if not 0 <= tier.group < MAX_TIERS or len(tier.medium) > MAX_MEDIUM_LENGTH:
+        raise EventDecodeError(f"no tier: group {tier.group}, medium {tier.medium[:MAX_MEDIUM_LENGTH]!r}")
+    return tier
 
 
 def _all_extras(wire: _WireStored, lora: str) -> tuple[BlockExtras, ...]:

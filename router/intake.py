@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from router.events import MAX_MEDIUM_LENGTH, MAX_TIERS
 from sightline_types import TierDelta, WorkerId, WorkerPush
 
 __all__ = ["Intake", "is_older", "malformed"]
 
-MAX_TIERS = 64
-MAX_MEDIUM_LENGTH = 32
 #: Blocks in one tier of one message: 512 MiB of keys.
 MAX_KEYS = 1 << 26
 #: A table may name so many times the blocks that the worker says it has room for.

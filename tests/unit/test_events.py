@@ -249,3 +249,10 @@ def test_a_batch_garbled_anywhere_is_a_batch_or_a_decode_error(place: int, garba
             decode_batch(payload)
         except EventDecodeError:
             pass
+
+
+@pytest.mark.parametrize("fields", [{"group_idx": 64}, {"group_idx": -1}, {"medium": "m" * 33}])
+def test_a_tier_that_cannot_be_is_garbage(fields: dict[str, Any]) -> None:
+    event = {"type": "BlockRemoved", "block_hashes": [1], **fields}
+    with pytest.raises(EventDecodeError, match="no tier"):
+        decode_batch(msgspec.msgpack.encode([0.0, [event], 0]))
