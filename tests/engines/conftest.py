@@ -14,7 +14,14 @@ from tests.engines.service import Service, deploy, free_port, running_ray
 
 ENGINE_TIMEOUT_S = 900
 #: One application serves these, and the last of them ends it; the other modules come after, as they are.
-ORDER = ("test_main_job", "test_http_api", "test_uuids", "test_eviction", "test_failures")
+ORDER = (
+    "test_main_job",
+    "test_video_routing",
+    "test_http_api",
+    "test_uuids",
+    "test_eviction",
+    "test_failures",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,6 +69,7 @@ def app_args(models: Path, **more: object) -> dict[str, object]:
             "max_num_batched_tokens": 2048,
         },
         "media": {"identity": "content", "allow_private_addresses": True},
+        "video": {"decode": "ingress"},
     }
     return args | more
 

@@ -10,6 +10,8 @@ import pytest
 import pytest_asyncio
 
 from app.tiny_models import tiny_model
+from processors import MediaConfig, ModelFiles, PromptBuilder
+from sightline_types import DegradeReason
 from tests.engines import clips
 from tests.engines import pictures as make
 from tests.engines.bench import ENGINE_IN_PROCESS, Bench, check_lengths, check_no_false_credit, check_repeat
@@ -83,3 +85,19 @@ async def test_the_same_frames_at_another_rate_are_not_held(bench: Bench) -> Non
     await check_no_false_credit(
         bench, messages(clips.inline(data), QUESTION), messages(clips.inline(slow), QUESTION)
     )
+
+
+async def test_a_clip_that_the_replica_decodes_is_served_and_earns_what_is_before_it(bench: Bench) -> None:
+    turns = messages(picture(80), clip(81, num_frames=20), QUESTION)
+    media, files = MediaConfig(identity="content"), ModelFiles.load(bench.contract.model)
+    exact = bench.prompts
+    bench.prompts = PromptBuilder(files, media, enable_multimodal=True, fetcher=bench.fetcher)
+    try:
+        await bench.ask(turns)
+        again = await bench.ask(turns)
+    finally:
+        bench.prompts = exact
+    assert again.prompt.reasons == (DegradeReason.VIDEO_DECODED_BY_ENGINE,)
+    # Foretold as far as it is known; the engine itself also finds the clip again.
+    assert 0 < again.predicted_cached < again.cached_tokens
+    assert again.media_overlap > 0
