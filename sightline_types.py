@@ -177,6 +177,7 @@ class DegradeReason(StrEnum):
     ROUTER_UNREACHABLE = "router_unreachable"
     DECISION_TIMEOUT = "decision_timeout"
     NO_WORKER = "no_worker"
+    ENGINE_IDENTITY = "engine_identity"  # the engine does not key media by the identities that it is given
 
 
 class DecisionReason(StrEnum):

@@ -105,6 +105,9 @@ def _engine_deployment(settings: Settings, accelerator: Accelerator) -> Any:
         "health_check_timeout_s": 60,
         "request_router_config": RequestRouterConfig(request_router_class="router.pinned.PinnedRouter"),
     }
+    if settings.engine_runtime_env:
+        asked = options["ray_actor_options"]
+        options["ray_actor_options"] = {**asked, "runtime_env": settings.engine_runtime_env}
     options |= _scale(settings.num_workers, settings.max_workers, settings.target_ongoing_requests)
     return serve.deployment(Engine, name="Engine").options(**options)
 

@@ -125,7 +125,7 @@ def _read(environ: Mapping[str, str]) -> dict[str, _Given]:
 
 def _value(name: str, variable: str, text: str) -> Any:
     """What the model is given; everything but engine arguments it reads from text itself."""
-    if name != "engine_args":
+    if name not in ("engine_args", "engine_runtime_env"):
         return text
     try:
         return parse_engine_args(text)
@@ -202,7 +202,7 @@ def _names(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _without_empty_sections(args: Mapping[str, Any]) -> dict[str, Any]:
     """`media:` with nothing below it, or all of it commented out, is no setting."""
-    sections = ("media", "video", "router", "engine_args")
+    sections = ("media", "video", "router", "engine_args", "engine_runtime_env")
     return {name: value for name, value in args.items() if not (name in sections and value in (None, {}))}
 
 

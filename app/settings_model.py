@@ -17,8 +17,9 @@ __all__ = ["Settings"]
 _GPU_MEMORY_IN_ALL = 0.9
 #: A decision is a matter of microseconds, but on a CPU the engines leave the router few of them.
 _CPU_DECISION_BUDGET_MS = 2000.0
+_BLOCK = 16
 #: vLLM's CPU attention takes multiples of 32 only.
-_SMALLEST_BLOCK = {"gpu": 16, "cpu": 32}
+_VLLM_CPU_BLOCK = 32
 
 
 class Settings(BaseModel):
@@ -34,7 +35,14 @@ class Settings(BaseModel):
     served_model_name: str | None = Field(
         None, min_length=1, description="What clients call the model. None: as `model` says."
     )
-    engine: Literal["vllm"] = Field("vllm", description="Engine that runs the model in each replica.")
+    engine: Literal["vllm", "sglang"] = Field(
+        "vllm", description="Engine that runs the model in each replica."
+    )
+    engine_runtime_env: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Ray runtime environment of the engine replicas (`py_executable`, `env_vars`, ...), for "
+        "an engine that is not installed beside the rest. Empty: that of the application.",
+    )
     accelerator: Literal["auto", "gpu", "cpu"] = Field(
         "auto",
         description="Where the engines run. `auto` is gpu where the Ray cluster has one at start-up; a "
@@ -97,8 +105,8 @@ class Settings(BaseModel):
     block_size: int | None = Field(
         None,
         ge=1,
-        description="Tokens per KV cache block. None: 16 on a GPU, 32 on a CPU (the least vLLM takes there). "
-        "The router uses what each worker reports.",
+        description="Tokens per KV cache block (vLLM) or page (SGLang). None: 16, but 32 for vLLM on a CPU "
+        "(the least it takes there). The router uses what each worker reports.",
     )
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus answer, in tokens. None: as the model allows."
@@ -207,6 +215,8 @@ class Settings(BaseModel):
             raise ValueError("layout: renderer needs renderer_replicas of at least 1")
         if self.renderer_replicas and not self.enable_multimodal:
             raise ValueError("renderer_replicas is set but enable_multimodal is false: drop one of the two")
+        if self.renderer_replicas and self.engine != "vllm":
+            raise ValueError(f"renderer_replicas: the renderer is vLLM's, and engine is {self.engine}")
         return self
 
     @model_validator(mode="after")
@@ -224,7 +234,8 @@ class Settings(BaseModel):
         """These settings with everything that depends on the accelerator filled in; what was given stays."""
         known: dict[str, Any] = {"accelerator": accelerator}
         if self.block_size is None:
-            known["block_size"] = _SMALLEST_BLOCK[accelerator]
+            on_vllm_cpu = (self.engine, accelerator) == ("vllm", "cpu")
+            known["block_size"] = _VLLM_CPU_BLOCK if on_vllm_cpu else _BLOCK
         if accelerator == "gpu":
             known |= self._gpu_shares()
         elif "decision_budget_ms" not in self.router.model_fields_set:

@@ -55,7 +55,6 @@ class IngressConfig:
 
     model: str
     served_model_name: str
-    app_name: str = "sightline"
     engine_deployment: str = "Engine"
     enable_multimodal: bool = False
     body_limit_bytes: int = 64 << 20

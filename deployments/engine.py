@@ -14,9 +14,8 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import EngineConfig
-from deployments.engines import start_engine
+from deployments.engines import EngineGone, start_engine
 from deployments.engines.reaper import start_reaper
-from deployments.engines.vllm import EngineGone
 from deployments.media import MediaDecoder
 from deployments.protocol import (
     Delta,

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
@@ -80,8 +80,8 @@ class Ingress:
         self._link = ActorLink(finder(router))
         self._link.start()
         self._client = RouterClient(self._link, budget_s=config.router.decision_budget_ms / 1000)
-        app_name = serve.get_replica_context().app_name
-        live = live_replicas(config.engine_deployment, app_name)
+        self._app_name = serve.get_replica_context().app_name
+        live = live_replicas(config.engine_deployment, self._app_name)
         self._degraded = DegradedRequests(config.served_model_name)
         self._layouts = LayoutSource(
             config.layout_mode,
@@ -231,7 +231,7 @@ class Ingress:
         pool = await self._client.pool(2.0)
         if pool is not None and pool.contracts:
             return JSONResponse({"status": "ok", "workers": len(pool.contracts)})
-        live = live_replicas(self._config.engine_deployment, self._config.app_name).ids
+        live = live_replicas(self._config.engine_deployment, self._app_name).ids
         if pool is None and live:
             return JSONResponse({"status": "ok", "router": "unreachable", "workers": len(live)})
         return JSONResponse({"status": "no engine replica is ready"}, status_code=503)
@@ -373,7 +373,7 @@ def plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: plain(entry) for name, entry in value._asdict().items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str):
         return [plain(entry) for entry in value]
     return value
 

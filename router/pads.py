@@ -18,7 +18,7 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from sightline_types import KeyScheme, MediaId, MediaSpan, TokenView
+from sightline_types import KeyScheme, MediaId, TokenView
 
 __all__ = ["pad_values", "padded_tokens"]
 
@@ -48,12 +48,7 @@ def padded_tokens(view: TokenView, scheme: KeyScheme) -> npt.NDArray[np.int64]:
     tokens = view.token_ids.copy()
     for span in view.spans:
         values = np.array(pad_values(scheme, span.media_id), dtype=np.int64)
-        for first, end in _runs(span):
+        for first, end in span.embed_runs:
             run = tokens[first:end]
             run[:] = np.resize(values, len(run))
     return tokens
-
-
-def _runs(span: MediaSpan) -> tuple[tuple[int, int], ...]:
-    """(first, end) positions of the runs of placeholder tokens."""
-    return ((span.offset, span.end),)

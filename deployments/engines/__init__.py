@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from deployments.config import EngineConfig
+from deployments.engines.base import EngineGone, ServingEngine
 
-if TYPE_CHECKING:
-    from deployments.engines.vllm import VllmEngine
-
-__all__ = ["start_engine"]
+__all__ = ["EngineGone", "ServingEngine", "start_engine"]
 
 
-async def start_engine(config: EngineConfig) -> VllmEngine:
+async def start_engine(config: EngineConfig) -> ServingEngine:
     """Start the engine that `config` names. Takes as long as the engine takes (tens of seconds).
 
     Raises:
@@ -22,4 +18,8 @@ async def start_engine(config: EngineConfig) -> VllmEngine:
         from deployments.engines.vllm import VllmEngine
 
         return await VllmEngine.start(config)
-    raise ValueError(f"unknown engine {config.engine!r}; known: vllm")
+    if config.engine == "sglang":
+        from deployments.engines.sglang import SglangEngine
+
+        return await SglangEngine.start(config)
+    raise ValueError(f"unknown engine {config.engine!r}; known: vllm, sglang")

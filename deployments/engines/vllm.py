@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from deployments.config import EngineConfig
+from deployments.engines.base import EngineGone, ServingEngine
 from deployments.engines.ports import PortPair, claim_ports
 from deployments.engines.vllm_args import engine_args, engine_environment, publishes_events
 from deployments.engines.vllm_groups import kv_groups, unit_size
@@ -32,20 +33,16 @@ from processors import DecodedVideo, LayoutOptions, ModelFiles, layout_for
 from router.relay import EventSource
 from sightline_types import EngineLoad, KeyScheme, KvGroup, LayoutContract, WorkerContract
 
-__all__ = ["EngineGone", "VllmEngine", "clip_data"]
+__all__ = ["VllmEngine", "clip_data"]
 
 log = logging.getLogger("sightline.deployments")
-
-
-class EngineGone(Exception):
-    """The engine process has died; this replica cannot serve any more."""
 
 
 class _EngineCacheMissed(Exception):
     """The engine was given an item without its pixels and does not hold them (any more)."""
 
 
-class VllmEngine:
+class VllmEngine(ServingEngine):
     """A running `AsyncLLM` (frontend here, engine core in a child process)."""
 
     def __init__(self, llm: Any, args: dict[str, Any], load: _LoadWatch, ports: PortPair | None) -> None:

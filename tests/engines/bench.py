@@ -18,7 +18,7 @@ import pytest
 
 from deployments.chat import route_query
 from deployments.config import EngineConfig
-from deployments.engines.vllm import VllmEngine
+from deployments.engines import start_engine
 from deployments.media import MediaDecoder
 from deployments.protocol import Delta, EngineRequest, Finished, Sampling
 from deployments.transport import pack
@@ -54,11 +54,19 @@ ENGINE_IN_PROCESS = [
 ]
 
 ENGINE_ARGS = {
-    "num_gpu_blocks_override": 130,
-    "kv_cache_memory_bytes": 16 << 20,
-    "max_model_len": 4096,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 2048,
+    "vllm": {
+        "num_gpu_blocks_override": 130,
+        "kv_cache_memory_bytes": 16 << 20,
+        "max_model_len": 4096,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
+    },
+    "sglang": {
+        "max_total_tokens": 130 * 32,
+        "context_length": 4096,
+        "max_running_requests": 8,
+        "chunked_prefill_size": 2048,
+    },
 }
 
 
@@ -91,11 +99,19 @@ class Seen:
 class Bench:
     """`alter` changes the prepared prompt before it is keyed: how the mutation tests break it."""
 
-    def __init__(self, model: str, *, kv_events_port_base: int | None = None, **engine_args: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        engine: str = "vllm",
+        kv_events_port_base: int | None = None,
+        **engine_args: Any,
+    ) -> None:
         self._config = EngineConfig(
             model=model,
+            engine=engine,
             enable_multimodal=True,
-            engine_args=ENGINE_ARGS | engine_args,
+            engine_args=ENGINE_ARGS[engine] | engine_args,
             kv_events_port_base=kv_events_port_base,
             video=VideoConfig(decode="ingress"),
         )
@@ -114,7 +130,7 @@ class Bench:
             files, media, enable_multimodal=True, fetcher=self.fetcher, video=self._config.video
         )
         self.media = await MediaDecoder.for_model(self._config)
-        self.engine = await VllmEngine.start(self._config)
+        self.engine = await start_engine(self._config)
         self.contract = await self.engine.contract()
         self.relay = EventRelay(self._worker, self.contract, self.engine.event_source(), self._push)
         await self.relay.start()

@@ -16,6 +16,7 @@ from tests.ray_cluster import start_ray
 
 #: 90 blocks of 32 for the tiny model (256 bytes a token): small enough to be filled by a test.
 BLOCK = 32
+SGLANG_PAGE = 16
 INTRODUCTION = "You look at pictures and answer questions about them, shortly and in plain words. " * 8
 QUESTION = "What is in the picture, and what else would you like to say about it? " * 6
 
@@ -90,11 +91,13 @@ def messages(*parts: dict[str, Any] | str, system: str = INTRODUCTION) -> list[d
 
 @dataclass(slots=True)
 class Service:
-    """The running application."""
+    """The running application. block: tokens of one block of its engine."""
 
     url: str
     app_name: str
     model: str
+    engine: str = "vllm"
+    block: int = BLOCK
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,8 +133,8 @@ class Service:
         assert decision["num_tokens"] == answer.prompt_tokens, (
             "predicted prompt length differs from the engine's"
         )
-        assert answer.overlap * BLOCK == answer.cached, (
-            f"predicted {answer.overlap * BLOCK} tokens cached, the engine found {answer.cached}"
+        assert answer.overlap * self.block == answer.cached, (
+            f"predicted {answer.overlap * self.block} tokens cached, the engine found {answer.cached}"
         )
 
     def stream(self, turns: list[dict[str, Any]], **options: Any) -> Iterator[dict[str, Any]]:
@@ -204,11 +207,15 @@ def running_ray(port: int) -> Iterator[str]:
         ray.shutdown()
 
 
-def deploy(args: dict[str, Any], url: str, *, app_name: str = "sightline", model: str = "tiny") -> Service:
+def deploy(
+    args: dict[str, Any], url: str, *, app_name: str = "sightline", model: str = "tiny", prefix: str = "/"
+) -> Service:
     """(Re)deploy the application as `serve run` would; returns when it serves."""
     from ray import serve
 
     from app.build import build
 
-    serve.run(build(args), name=app_name, route_prefix="/", logging_config={"enable_access_log": False})
-    return Service(url, app_name, model)
+    serve.run(build(args), name=app_name, route_prefix=prefix, logging_config={"enable_access_log": False})
+    engine = str(args.get("engine", "vllm"))
+    block = args.get("block_size") or (BLOCK if engine == "vllm" else SGLANG_PAGE)
+    return Service(url + prefix.rstrip("/"), app_name, model, engine, int(block))

@@ -13,7 +13,7 @@ import zmq
 
 from tests.engines import pictures as make
 from tests.engines.pictures import PictureServer
-from tests.engines.service import BLOCK, QUESTION, Service, image_part, messages
+from tests.engines.service import QUESTION, Service, image_part, messages
 from tests.engines.test_failures import router_actors
 
 
@@ -21,10 +21,12 @@ class Recount:
     """A second subscriber with a decoder of its own: no code shared with the relay.
 
     Reads the engine's event buffer from its beginning, counts stores and removals per engine hash, and
-    keys every block by hand.
+    keys every block by hand. SGLang removes once what it may have told of more than once.
     """
 
-    def __init__(self, replay_endpoint: str) -> None:
+    def __init__(self, replay_endpoint: str, service: Service) -> None:
+        self._block = service.block
+        self._is_vllm = service.engine == "vllm"
         self.counts: Counter[int] = Counter()
         self.key_of: dict[int, int] = {}
         for payload in self._read(replay_endpoint):
@@ -57,10 +59,14 @@ class Recount:
         parent = event.get("parent_block_hash")
         extras = event.get("extra_keys") or [None] * len(event["block_hashes"])
         for index, block in enumerate(event["block_hashes"]):
-            tokens = event["token_ids"][index * BLOCK : (index + 1) * BLOCK]
-            above = self.key_of[parent] if parent is not None else root(extras[index])
+            tokens = event["token_ids"][index * self._block : (index + 1) * self._block]
+            above = (
+                self.key_of[parent]
+                if parent is not None
+                else root(event, extras[index], is_vllm=self._is_vllm)
+            )
             self.key_of[block] = key(above, tokens, extras[index])
-            self.counts[block] += 1
+            self.counts[block] = self.counts[block] + 1 if self._is_vllm else 1
             parent = block
 
     @property
@@ -68,10 +74,12 @@ class Recount:
         return {self.key_of[block] for block, count in self.counts.items() if count > 0}
 
 
-def root(extras: list[Any] | None) -> int:
+def root(event: dict[str, Any], extras: list[Any] | None, *, is_vllm: bool) -> int:
     from router.keys import root_key
     from sightline_types import KeyScheme
 
+    if not is_vllm:
+        return int(root_key(KeyScheme.SGLANG_WIDE, event.get("cache_salt") or ""))
     salts = [entry for entry in extras or [] if isinstance(entry, str)]
     return int(root_key(KeyScheme.VLLM, salts[0] if salts else ""))
 
@@ -133,7 +141,7 @@ def test_through_evictions_the_view_is_the_engines_own(service: Service, picture
     service.wait_idle()
     evicted = 0
     for worker, endpoint in replay_endpoints(service).items():
-        recount = Recount(endpoint)
+        recount = Recount(endpoint, service)
         held = router_keys(worker)
         assert held == recount.keys
         evicted += len(recount.key_of) - len(held)
@@ -166,7 +174,7 @@ class Kinds:
 
     def ask(self, turns: list[dict[str, Any]]) -> None:
         answer = self._service.ask_exact(turns)
-        most = (answer.prompt_tokens - 1) // BLOCK
+        most = (answer.prompt_tokens - 1) // self._service.block
         kind = "none" if answer.overlap == 0 else "all" if answer.overlap == most else "part"
         self.counts[kind] += 1
         self.last = turns

@@ -17,6 +17,9 @@ from tests.engines import pictures as make
 from tests.engines.pictures import PictureServer
 from tests.engines.service import QUESTION, Service, image_part, messages
 
+#: What an engine's own process is called: vLLM's, SGLang's, and vLLM's before it has named itself.
+CORES = ("EngineCore", "sglang::scheduler", "spawn_main")
+
 
 def replica_pids(service: Service) -> dict[str, int]:
     """Process of each engine replica, by worker."""
@@ -175,7 +178,7 @@ def test_a_dead_engine_ends_its_replica_and_requests_go_on(service: Service) -> 
     pids = replica_pids(service)
     victim, pid = next(iter(pids.items()))
     (engine_core,) = [
-        p for p in engine_children(pid) if "EngineCore" in p.name() or "spawn_main" in " ".join(p.cmdline())
+        p for p in engine_children(pid) if any(name in " ".join([p.name(), *p.cmdline()]) for name in CORES)
     ][:1]
     engine_core.kill()
     with ThreadPoolExecutor(4) as pool:

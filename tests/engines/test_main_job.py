@@ -7,7 +7,7 @@ import pytest
 
 from tests.engines import pictures as make
 from tests.engines.pictures import PictureServer
-from tests.engines.service import BLOCK, QUESTION, Service, image_part, messages
+from tests.engines.service import QUESTION, Service, image_part, messages
 
 #: A prompt of these tests: full blocks before its first picture, under the picture, and behind it.
 MIN_BLOCKS_BEFORE, MIN_PICTURE_BLOCKS, MIN_BLOCKS_AFTER = 3, 3, 2
@@ -23,7 +23,7 @@ def assert_speaks_for_itself(service: Service, answer, first_media_block: int | 
 
 def blocks_before_picture(service: Service, answer) -> int:
     """Full blocks before the block in which the first picture begins."""
-    return service.decision(answer.decision_id)["first_media_offset"] // BLOCK
+    return service.decision(answer.decision_id)["first_media_offset"] // service.block
 
 
 def test_a_repeated_picture_reaches_the_replica_that_holds_it(
@@ -98,14 +98,14 @@ def test_the_last_block_is_counted_as_the_engine_counts_it(
 ) -> None:
     """n mod B = 0: the engine computes the whole last block again; n mod B = 1: it does not."""
     url = pictures.put("edge.png", make.png(108))
-    for words in range(2 * BLOCK):
+    for words in range(2 * service.block):
         turns = messages(image_part(url), QUESTION + " a" * words)
         answer = service.ask(turns)
-        if answer.prompt_tokens % BLOCK == remainder:
+        if answer.prompt_tokens % service.block == remainder:
             break
-    assert answer.prompt_tokens % BLOCK == remainder
+    assert answer.prompt_tokens % service.block == remainder
     again = service.ask_exact(turns)
-    assert again.cached == again.prompt_tokens - (BLOCK if remainder == 0 else 1)
+    assert again.cached == again.prompt_tokens - (service.block if remainder == 0 else 1)
 
 
 @pytest.mark.parametrize("kind", ["rotated jpeg", "rgba png", "gif", "grey png", "palette png"])
@@ -134,16 +134,16 @@ def test_the_second_turn_is_credited_with_the_generated_blocks(
     turns = messages(image_part(url), QUESTION)
     # A bias to one word makes an answer that reads back as the very tokens that were generated.
     word = single_token(service, " the")
-    options = {"max_tokens": 3 * BLOCK, "logit_bias": {str(word): 100}, "return_token_ids": True}
+    options = {"max_tokens": 3 * service.block, "logit_bias": {str(word): 100}, "return_token_ids": True}
     first = service.ask_exact(turns, **options)
-    assert first.token_ids == [word] * (3 * BLOCK)
+    assert first.token_ids == [word] * (3 * service.block)
     turns = [*turns, {"role": "assistant", "content": first.text}, {"role": "user", "content": QUESTION}]
     second = service.ask_exact(turns, return_token_ids=True)
-    generated = second.body["prompt_token_ids"][first.prompt_tokens : first.prompt_tokens + 3 * BLOCK]
+    generated = second.body["prompt_token_ids"][first.prompt_tokens : first.prompt_tokens + 3 * service.block]
     assert generated == first.token_ids
     assert second.worker == first.worker
     # All of the first prompt, and of the generated tokens all that were computed (the last one never was).
-    assert second.cached == (first.prompt_tokens + 3 * BLOCK - 1) // BLOCK * BLOCK
+    assert second.cached == (first.prompt_tokens + 3 * service.block - 1) // service.block * service.block
 
 
 def single_token(service: Service, word: str) -> int:

@@ -9,7 +9,7 @@ from app.cli import main
 from app.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = ["serve_config.yaml", "configs/single_gpu.yaml"]
+SHIPPED = ["serve_config.yaml", "configs/single_gpu.yaml", "configs/sglang.yaml"]
 
 
 def write(folder: Path, args: str) -> str:

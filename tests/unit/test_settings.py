@@ -119,6 +119,23 @@ def test_private_media_is_allowed_by_its_variable():
     assert settings.media.identity == "bytes"
 
 
+def test_sglang_has_no_renderer():
+    args = {"engine": "sglang", "enable_multimodal": True, "renderer_replicas": 1}
+    with pytest.raises(SettingsError, match="the renderer is vLLM's, and engine is sglang"):
+        load_settings(args, {})
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "cpu"])
+def test_a_page_of_sglang_has_16_tokens_unless_given(accelerator):
+    assert Settings(engine="sglang").effective(accelerator).block_size == 16
+    assert Settings(engine="sglang", block_size=1).effective(accelerator).block_size == 1
+
+
+def test_the_engines_environment_can_be_given_by_a_variable():
+    settings = load_settings({}, {"SIGHTLINE_ENGINE_RUNTIME_ENV": '{"py_executable": "/opt/py"}'})
+    assert settings.engine_runtime_env == {"py_executable": "/opt/py"}
+
+
 @pytest.mark.parametrize(("accelerator", "block_size"), [("gpu", 16), ("cpu", 32)])
 def test_the_block_size_is_the_accelerator_s_unless_given(accelerator, block_size):
     assert Settings().effective(accelerator).block_size == block_size
