@@ -31,6 +31,7 @@ from deployments.protocol import (
 )
 from deployments.rendered import RenderRequest
 from deployments.shipment import MediaShipper, Shipment
+from deployments.transport import EngineCalls
 from processors import Fetcher, PromptBuilder, RequestError, media_param
 from router.actor import Undecided
 from router.client import RouterClient
@@ -122,7 +123,7 @@ class ChatService:
         self._prompts = prompts
         self._shipper = MediaShipper(prompts, fetcher, config.media.max_request_bytes)
         self._client = client
-        self._engine = engine.options(stream=True).generate
+        self._engine = EngineCalls(engine)
         self._live = live
         self._degraded = degraded
         self._layouts = layouts or LayoutSource(config.layout_mode, config.served_model_name)

@@ -1,7 +1,7 @@
 """Media bytes between ingress and engine replica: by value up to 1 MiB, above that one object ref, put once.
 
-A ref must be a top-level argument of the call (Serve resolves it there); nested in a by-value call it
-would never be freed.
+A ref must be a top-level argument of the call (Serve resolves it there), and the call must be one by
+reference, which it is not in Serve's gRPC transport unless it is told: `EngineCalls` sees to both.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
-from deployments.protocol import EngineMedia
+from deployments.protocol import EngineMedia, EngineRequest
 from sightline_types import MediaItem
 
-__all__ = ["INLINE_LIMIT_BYTES", "Payload", "pack", "part", "ship"]
+__all__ = ["INLINE_LIMIT_BYTES", "EngineCalls", "Payload", "pack", "part", "ship"]
 
 INLINE_LIMIT_BYTES = 1 << 20
 
@@ -70,6 +70,21 @@ def ship(payload: bytes) -> Any:
     if len(payload) <= INLINE_LIMIT_BYTES:
         return payload or None
     return ray.put(np.frombuffer(payload, dtype=np.uint8))
+
+
+class EngineCalls:
+    """Calls of the engine deployment's `generate`, each in the way that its payload needs."""
+
+    def __init__(self, engine: Any) -> None:
+        """engine: the deployment's handle."""
+        self._by_value = engine.options(stream=True).generate
+        # Serve (2.60) has no public name for it. Over gRPC the ref would be resolved here, and copied.
+        self._by_reference = engine.options(stream=True, _by_reference=True).generate
+
+    def remote(self, request: EngineRequest, payload: Any, *, pin: Any) -> Any:
+        """The replica's messages, as Serve streams them."""
+        calls = self._by_reference if isinstance(payload, ray.ObjectRef) else self._by_value
+        return calls.remote(request, payload, pin=pin)
 
 
 def part(payload: Payload, media: EngineMedia) -> memoryview:

@@ -105,7 +105,7 @@ class Replicas:
     scripts: list[list[Any]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
-    def options(self, *, stream: bool) -> Replicas:
+    def options(self, *, stream: bool, _by_reference: bool = False) -> Replicas:
         assert stream
         return self
 
