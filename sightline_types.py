@@ -352,6 +352,7 @@ class PreparedPrompt:
     reasons: why the view is not exact to its end; empty when it is.
     estimated_media_tokens: of items without an exact layout, so that they count as load.
     first_turn_tokens: tokens up to the end of the first user turn (0 when unknown): the tie key.
+    first_turn_ids: the same in `token_ids`.
     layout: fingerprint of the layout that made the view, to be compared with the worker's contract;
         None when the request has no media (a text view needs no layout).
     """
@@ -363,6 +364,7 @@ class PreparedPrompt:
     estimated_media_tokens: int = 0
     first_turn_tokens: int = 0
     layout: str | None = None
+    first_turn_ids: int = 0
 
     @property
     def is_exact(self) -> bool:

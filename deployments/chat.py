@@ -148,6 +148,8 @@ class ChatService:
         salt = cache_salt(request.cache_salt, tenant, self._config.tenant_secret)
         # Before the decision: a hanging origin holds no booking, and the decision is fresh when it is used.
         shipment = await self._shipper.prepare(prompt, request)
+        prompt = shipment.prompt  # with what the files say, where an address had said less
+        self._check_length(prompt, request)
         prompt, shipment = await self._foresee(prompt, shipment, request)
         return await self._dispatch(request, sampling, prompt, salt, shipment)
 
@@ -221,6 +223,7 @@ class ChatService:
                 await call.close()
                 if shipment.can_be_completed:
                     shipment = await self._shipper.prepare(prompt, request, is_complete=True)
+                    prompt = shipment.prompt
                 else:
                     excluded = (*excluded, miss.worker)
                     await self._check_holders(excluded, miss, prompt, request)

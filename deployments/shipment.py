@@ -19,12 +19,15 @@ __all__ = ["MediaShipper", "Shipment"]
 class Shipment:
     """See `EngineRequest` and `deployments.transport`.
 
+    prompt: laid out for the files as they are.
+    is_as_foreseen: whether it holds for what is sent.
     can_be_completed: some item travels without its bytes and could have them.
     """
 
     media: tuple[EngineMedia, ...]
     payload: Any
     is_as_foreseen: bool
+    prompt: PreparedPrompt
     can_be_completed: bool = False
 
     @property
@@ -64,9 +67,10 @@ class MediaShipper:
         items = [item for item, _ in pairs]
         self._check_bytes(sum(_num_bytes(item, data) for item, data in pairs))
         media, packed = pack(items, [data for _, data in pairs])
-        return Shipment(
-            media, ship(packed), _are_as_foreseen(items, prompt.media), not is_complete and _has_rest(items)
-        )
+        settled = self._prompts.settled(prompt, items)
+        is_as_foreseen = _are_as_foreseen(items, settled.media)
+        has_rest = not is_complete and _has_rest(items)
+        return Shipment(media, ship(packed), is_as_foreseen, settled, has_rest)
 
     def _check_bytes(self, num_bytes: int) -> None:
         limit = self._max_request_bytes

@@ -53,6 +53,7 @@ def assemble(
             if isinstance(plan, Refusal)
         ),
         first_turn_tokens=_first_turn(chat, placeholder_ids, expansion),
+        first_turn_ids=chat.first_turn_tokens,
         layout=layout.fingerprint({i.modality for i in items}) if items and layout is not None else None,
     )
 

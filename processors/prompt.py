@@ -19,12 +19,12 @@ from processors.layout import FamilyLayout, LayoutOptions
 from processors.messages import MediaPart, parse_messages
 from processors.model_files import ModelFiles
 from processors.processor_kwargs import check_processor_kwargs
-from processors.template import ChatTemplate
+from processors.template import ChatTemplate, TokenizedChat
 from processors.token_cache import TokenCacheStats
 from processors.video_config import VideoConfig
 from processors.video_items import VideoItemMaker
 from processors.video_pool import VideoDecoders
-from sightline_types import MediaItem, Modality, PreparedPrompt
+from sightline_types import DegradeReason, MediaItem, Modality, PreparedPrompt
 
 __all__ = ["PromptBuilder"]
 
@@ -122,6 +122,22 @@ class PromptBuilder:
         if item.modality is Modality.VIDEO:
             return await self._videos.as_fetched(item, data)
         return await self._items.as_fetched(item, data, RequestScope(options=mm_processor_kwargs or {}))
+
+    def settled(self, prompt: PreparedPrompt, items: Sequence[MediaItem]) -> PreparedPrompt:
+        """A prompt made here, laid out anew where its files turned out not to be what was foreseen.
+
+        items: the prompt's, in order, as `as_fetched` gave them.
+        """
+        now, then = [[(one.media_id, one.shape) for one in media] for media in (items, prompt.media)]
+        if now == then:
+            return prompt
+        return assemble(
+            TokenizedChat(prompt.token_ids, prompt.first_turn_ids),
+            items,
+            self._layout,
+            placeholder_ids=self._placeholder_ids,
+            has_processor_kwargs=DegradeReason.MM_PROCESSOR_KWARGS in prompt.reasons,
+        )
 
     async def aclose(self) -> None:
         """Closes the fetcher and the video decoders, too."""

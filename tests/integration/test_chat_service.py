@@ -137,6 +137,9 @@ class Prompts:
         ids = np.arange(100, dtype=np.int64)
         return PreparedPrompt(tuple(range(100)), self.media, TokenView(ids, (), 100))
 
+    def settled(self, prompt: PreparedPrompt, items: list[MediaItem]) -> PreparedPrompt:
+        return prompt
+
     async def as_fetched(self, item: MediaItem, data: bytes, kwargs: Any = None) -> MediaItem:
         return item
 

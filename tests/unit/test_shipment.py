@@ -114,21 +114,41 @@ async def test_nothing_is_decoded_for_a_name_or_a_size(
 
 
 @pytest.mark.parametrize("door", [{"identity": "url", "probe_budget_ms": 30}], indirect=True)
-async def test_an_origin_that_is_too_slow_for_a_size_costs_credit_from_there_on_and_once(
+async def test_an_origin_that_is_too_slow_for_a_size_leaves_credit_for_what_comes_before(
     door: Door, server: Origin
 ) -> None:
     server.answers["/slow"] = Answer(OTHER, stall_s=0.3)
     await door.fetcher.probe_size(server.url("/a"), 10_000)
-    parts = image(server.url("/a")), image(server.url("/slow"))
-    prompt, shipment = await door.send(*parts)
+    prompt, _ = await door.send(image(server.url("/a")), image(server.url("/slow")))
     assert prompt.reasons == (DegradeReason.SIZE_UNKNOWN,)
     assert [span.media_id for span in prompt.view.spans] == [prompt.media[0].media_id]
-    assert prompt.view.exact_until > prompt.view.spans[0].end - 1
+    assert prompt.view.exact_until >= prompt.view.spans[0].end
     assert prompt.estimated_media_tokens > 0
-    assert shipment.is_as_foreseen  # of the picture that was foreseen
-    again, later = await door.send(*parts)
-    assert again.is_exact
-    assert [item.media_id for item in later.media] == [item.media_id for item in shipment.media]
+
+
+@pytest.mark.parametrize("door", [{"identity": "url", "probe_budget_ms": 0}], indirect=True)
+async def test_the_file_makes_exact_what_its_address_could_not(door: Door, server: Origin) -> None:
+    """It is read before the decision in any case, so the decision knows what it says."""
+    parts = image(server.url("/a")), {"type": "text", "text": "and"}, image(server.url("/b"))
+    before, first = await door.send(*parts)
+    foreseen, second = await door.send(*parts)
+    assert not before.is_exact and first.prompt.is_exact and first.is_as_foreseen
+    assert foreseen.is_exact and second.prompt is foreseen
+    assert first.prompt.view.token_ids.tolist() == foreseen.view.token_ids.tolist()
+    assert first.prompt.view.spans == foreseen.view.spans
+    assert first.prompt.first_turn_tokens == foreseen.first_turn_tokens
+
+
+@pytest.mark.parametrize("door", [{"identity": "url", "cache_bytes": 0}], indirect=True)
+async def test_a_file_that_changed_behind_its_address_is_laid_out_as_it_is(
+    door: Door, server: Origin
+) -> None:
+    _, old = await door.send(image(server.url("/a")))
+    server.answers["/a"] = Answer(OTHER)
+    foreseen, new = await door.send(image(server.url("/a")))
+    assert foreseen.media[0].media_id == old.media[0].media_id
+    assert new.media[0].media_id == new.prompt.view.spans[0].media_id != old.media[0].media_id
+    assert new.is_as_foreseen and len(new.prompt.view) != len(foreseen.view)
 
 
 @pytest.mark.parametrize(
