@@ -162,6 +162,7 @@ class ChatService:
             return self._layouts.without_renderer(prompt), shipment
         if shipment.lacks_bytes:
             shipment = await self._shipper.prepare(prompt, request, is_complete=True)
+            prompt = shipment.prompt
         kwargs = request.mm_processor_kwargs or {}
         ask = RenderRequest(prompt.token_ids, shipment.media, kwargs)
         prompt = await self._layouts.rendered(prompt, ask, shipment.payload)

@@ -66,7 +66,7 @@ class Ingress:
         loop = asyncio.get_running_loop()
         files = await loop.run_in_executor(self._executor, ModelFiles.load, config.model)
         await loop.run_in_executor(self._executor, keys.warm_up)
-        fetcher = Fetcher(config.media)
+        self._fetcher = fetcher = Fetcher(config.media)
         self._prompts = PromptBuilder(
             files,
             config.media,
@@ -254,6 +254,7 @@ class Ingress:
                     "degraded_here": self._degraded.counts,
                     "token_cache_here": self._prompts.token_cache_stats,
                     "renderer_here": self._layouts.costs,
+                    "fetches_here": self._fetcher.counts,
                 }
             )
         )

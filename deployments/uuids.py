@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import xxhash
+from ray.serve.metrics import Counter
 
 from deployments.protocol import EngineMedia
 from deployments.transport import Payload, part
@@ -29,11 +30,16 @@ class UuidLedger:
     """One per engine replica. An engine trusts a uuid over the pixels (vLLM 0.32): the first picture that
     came with it answers for all later ones, and predictions about these would be held against it.
 
-    conflicts: items that came with another picture than their uuid had before.
+    conflicts: items that came with another picture than their uuid had before. Prometheus:
+        `ray_sightline_uuid_conflicts`.
     """
 
     def __init__(self) -> None:
         self._given: OrderedDict[MediaId, _Given] = OrderedDict()
+        self._counter = Counter(
+            "sightline_uuid_conflicts",
+            description="Media whose client uuid had come with another picture before.",
+        )
         self.conflicts = 0
 
     def note(self, media: tuple[EngineMedia, ...], payload: Payload) -> bool:
@@ -53,5 +59,6 @@ class UuidLedger:
             return True
         if known.digest != now.digest:
             self.conflicts += 1
+            self._counter.inc(1)
             log.warning("media %s: a client's uuid came with another picture than before", item.media_id)
         return known == now
