@@ -14,8 +14,12 @@ from processors import (
     ProbeError,
     Refusal,
     RequestError,
+    Sampling,
     Shape,
+    VideoConfig,
+    decode_video,
     identity_of_bytes,
+    identity_of_clip,
     probe_image,
 )
 from sightline_types import DegradeReason, ImageSize, MediaId, VideoShape
@@ -33,7 +37,7 @@ class ItemError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """text: as given. shape: or why it has none. media_id: of the encoded bytes, where there are any."""
+    """text: as given. shape: or why it has none. media_id: of a picture's bytes or a clip's frames."""
 
     text: str
     shape: Shape | Refusal
@@ -98,10 +102,18 @@ async def _of_bytes(text: str, fetcher: Fetcher) -> Item:
             data = Path(text).read_bytes()
     except RequestError as error:
         return Item(text, Refusal(DegradeReason.SIZE_UNKNOWN, str(error)))
-    media_id = identity_of_bytes(data)
     try:
-        return Item(text, probe_image(data), media_id)
-    except ProbeError as error:
-        return Item(
-            text, Refusal(DegradeReason.SIZE_UNKNOWN, f"not a picture of a known format: {error}"), media_id
-        )
+        return Item(text, probe_image(data), identity_of_bytes(data))
+    except ProbeError as not_a_picture:
+        return _of_video(text, data, not_a_picture)
+
+
+def _of_video(text: str, data: bytes, not_a_picture: ProbeError) -> Item:
+    """A clip as the ingress would sample and name it with the default settings."""
+    video = VideoConfig()
+    try:
+        clip = decode_video(data, Sampling("uniform", video.num_frames), video.limits)
+    except RequestError as error:
+        detail = f"neither a picture of a known format ({not_a_picture}) nor a video ({error})"
+        return Item(text, Refusal(DegradeReason.SIZE_UNKNOWN, detail))
+    return Item(text, clip.shape, identity_of_clip(clip))

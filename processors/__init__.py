@@ -30,7 +30,7 @@ from processors.model_files import ModelFiles, ModelFolder
 from processors.probe import NeedMoreBytes, ProbeError, UnknownFormat, probe_image
 from processors.prompt import PromptBuilder
 from processors.video_config import VideoConfig
-from processors.video_decode import DecodedVideo, VideoUndecodable
+from processors.video_decode import DecodedVideo, VideoUndecodable, decode_video
 from processors.video_identity import identity_of_clip
 from processors.video_pool import DecoderFailed, VideoDecoders
 from processors.video_sampling import Sampling, loader_rule
@@ -64,6 +64,7 @@ __all__ = [
     "VideoDecoders",
     "VideoUndecodable",
     "decode_image",
+    "decode_video",
     "find_layout",
     "identity_of_bytes",
     "identity_of_clip",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clips import clip
 from golden import golden
 from picture_files import encoded, picture
 from test_more_families import LLAMA4_TOKENS
@@ -135,3 +136,14 @@ def test_a_wrong_call_ends_with_1(
     folder = str(folder_of(tmp_path, "qwen2_vl"))
     assert main(["layout", *(word.replace("{model}", folder) for word in words)]) == 1
     assert capsys.readouterr().err
+
+
+def test_a_video_file_is_laid_out_by_the_frames_that_would_be_sampled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = folder_of(tmp_path, "qwen2_vl"), tmp_path / "clip.mp4"
+    file.write_bytes(clip(4, 56, 84))
+    assert main(["layout", "--model", str(folder), "--json", str(file)]) == 0
+    (answer,) = printed(capsys)
+    assert answer["layout"] == [[151656, 12]]
+    assert answer["spans"][0]["identity"] is not None
