@@ -37,10 +37,15 @@ def reference() -> str:
 
 def _sections() -> Iterator[tuple[str, str, type[BaseModel]]]:
     yield "Application", "", Settings
-    for name, field in Settings.model_fields.items():
+    yield from _nested(Settings, "")
+
+
+def _nested(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, type[BaseModel]]]:
+    for name, field in model.model_fields.items():
         section = _section(field)
         if section is not None:
-            yield f"`{name}:`", f"{name}.", section
+            yield f"`{prefix}{name}:`", f"{prefix}{name}.", section
+            yield from _nested(section, f"{prefix}{name}.")
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:

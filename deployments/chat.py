@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -16,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config import IngressConfig
 from deployments.degraded import DegradedRequests
+from deployments.hints import WORKER
 from deployments.layout_source import LayoutSource
 from deployments.openai_api import ChatRequest
 from deployments.protocol import (
@@ -33,8 +35,8 @@ from deployments.rendered import RenderRequest
 from deployments.shipment import MediaShipper, Shipment
 from deployments.transport import EngineCalls
 from processors import Fetcher, PromptBuilder, RequestError, media_param
-from router.actor import Undecided
-from router.client import RouterClient
+from router.actor import Refusal, Undecided
+from router.client import RouterClient, spawn
 from router.core import PoolView
 from router.keys import block_keys
 from router.live import LiveReplicas
@@ -42,15 +44,17 @@ from router.pinned import Pin
 from sightline_types import (
     Decision,
     DecisionId,
+    DecisionReason,
     KeyedView,
     KeySpec,
     MediaReport,
     PreparedPrompt,
+    RouteHints,
     RouteQuery,
     WorkerId,
 )
 
-__all__ = ["ChatService", "EngineFailed", "Receipt", "Reply"]
+__all__ = ["ChatService", "EngineFailed", "PoolFull", "Receipt", "Reply"]
 
 log = logging.getLogger("sightline.deployments")
 
@@ -59,6 +63,7 @@ TRIES = 2
 #: Workers asked for a picture that only a uuid names.
 MAX_HOLDERS_ASKED = 16
 POOL_TIMEOUT_S = 5.0
+_NO_HINTS = RouteHints()
 
 
 class EngineFailed(RequestError):
@@ -69,6 +74,17 @@ class EngineFailed(RequestError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (EngineFailed, (str(self), self.status, self.code))
+
+
+class PoolFull(RequestError):
+    """429: every worker is past its admission limit. retry_after_s: when to try again."""
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message, status=429, code="overloaded", type="rate_limit_error")
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (PoolFull, (str(self), self.retry_after_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +121,31 @@ class Reply:
     close: Callable[[], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One request on its way: whatever each try needs of it."""
+
+    request: ChatRequest
+    sampling: Sampling
+    prompt: PreparedPrompt
+    salt: str | None
+    shipment: Shipment
+    tenant: str | None
+    hints: RouteHints
+
+    def engine_request(self, decision_id: DecisionId, decided: WorkerId | None) -> EngineRequest:
+        return EngineRequest(
+            decision_id=decision_id,
+            token_ids=self.prompt.token_ids,
+            sampling=self.sampling,
+            media=self.shipment.media,
+            decided=decided,
+            cache_salt=self.salt,
+            mm_processor_kwargs=self.request.mm_processor_kwargs or {},
+            is_as_foreseen=self.shipment.is_as_foreseen,
+        )
+
+
 class ChatService:
     """One per ingress replica."""
 
@@ -129,21 +170,20 @@ class ChatService:
         self._layouts = layouts or LayoutSource(config.layout_mode, config.served_model_name)
         self.max_model_len: int | None = None
 
-    async def start(self, request: ChatRequest, *, tenant: str | None = None) -> Reply:
+    async def start(
+        self, request: ChatRequest, *, tenant: str | None = None, hints: RouteHints = _NO_HINTS
+    ) -> Reply:
         """Everything up to the first message of an engine.
+
+        Where there is one worker only, nothing waits for a decision: it is made beside the request, for
+        the receipt and the audit.
 
         Raises:
             RequestError: what the user did wrong, or (`EngineFailed`) that no engine could serve it.
         """
         sampling = request.sampling()  # what is wrong with it is said before anything is fetched or booked
-        prompt = await self._prompts.prepare(
-            request.messages,
-            tools=request.tools,
-            chat_template_kwargs=request.chat_template_kwargs,
-            add_generation_prompt=request.add_generation_prompt,
-            mm_processor_kwargs=request.mm_processor_kwargs,
-            tenant=tenant,
-        )
+        alone = self._only_worker(hints)
+        prompt = await self._prepare(request, tenant, size_wait_ms=0 if alone is not None else None)
         self._check_length(prompt, request)
         salt = cache_salt(request.cache_salt, tenant, self._config.tenant_secret)
         # Before the decision: a hanging origin holds no booking, and the decision is fresh when it is used.
@@ -151,7 +191,29 @@ class ChatService:
         prompt = shipment.prompt  # with what the files say, where an address had said less
         self._check_length(prompt, request)
         prompt, shipment = await self._foresee(prompt, shipment, request)
-        return await self._dispatch(request, sampling, prompt, salt, shipment)
+        asked = _Asked(request, sampling, prompt, salt, shipment, tenant, hints)
+        return await self._dispatch(asked, alone)
+
+    async def _prepare(
+        self, request: ChatRequest, tenant: str | None, *, size_wait_ms: float | None
+    ) -> PreparedPrompt:
+        return await self._prompts.prepare(
+            request.messages,
+            tools=request.tools,
+            chat_template_kwargs=request.chat_template_kwargs,
+            add_generation_prompt=request.add_generation_prompt,
+            mm_processor_kwargs=request.mm_processor_kwargs,
+            tenant=tenant,
+            size_wait_ms=size_wait_ms,
+        )
+
+    def _only_worker(self, hints: RouteHints) -> WorkerId | None:
+        """The one worker that the request can go to; None where there is a choice, or something to refuse."""
+        pool, live = self._client.known_pool, self._live.ids
+        if pool is None or pool.is_limited or hints.worker is not None or len(pool.contracts) != 1:
+            return None
+        (worker,) = pool.contracts
+        return worker if live == frozenset({worker.replica}) else None
 
     async def _foresee(
         self, prompt: PreparedPrompt, shipment: Shipment, request: ChatRequest
@@ -187,33 +249,23 @@ class ChatService:
         message += f"; the model takes {limit} tokens in all. Shorten the messages or use smaller pictures."
         raise RequestError(message, param="messages", code="context_length_exceeded")
 
-    async def _dispatch(
-        self,
-        request: ChatRequest,
-        sampling: Sampling,
-        prompt: PreparedPrompt,
-        salt: str | None,
-        shipment: Shipment,
-    ) -> Reply:
+    async def _dispatch(self, asked: _Asked, alone: WorkerId | None) -> Reply:
         excluded: tuple[WorkerId, ...] = ()
         failures = 0
         while failures < TRIES:
             decision_id = DecisionId(secrets.token_hex(8))
-            outcome = await self._decide(decision_id, prompt, salt, excluded, request)
-            call = _EngineCall(decision_id, outcome, self._client)
+            if alone is not None and not excluded:
+                call = self._call_alone(decision_id, asked, alone)
+            else:
+                outcome = await self._decide(decision_id, asked, asked.prompt, excluded)
+                call = _EngineCall(decision_id, outcome, self._client)
             try:
-                engine_request = EngineRequest(
-                    decision_id=decision_id,
-                    token_ids=prompt.token_ids,
-                    sampling=sampling,
-                    media=shipment.media,
-                    decided=outcome.worker if isinstance(outcome, Decision) else None,
-                    cache_salt=salt,
-                    mm_processor_kwargs=request.mm_processor_kwargs or {},
-                    is_as_foreseen=shipment.is_as_foreseen,
+                return await call.begin(
+                    self._engine,
+                    asked.engine_request(decision_id, call.decided),
+                    asked.shipment.payload,
+                    call.pin(tie_key(asked.prompt), excluded),
                 )
-                pin = self._pin(outcome, prompt, excluded)
-                return await call.begin(self._engine, engine_request, shipment.payload, pin)
             except _NothingProduced as failure:
                 await call.close()
                 failures += 1
@@ -222,12 +274,12 @@ class ChatService:
                     excluded = (*excluded, failure.worker)
             except _NotHeldThere as miss:
                 await call.close()
-                if shipment.can_be_completed:
-                    shipment = await self._shipper.prepare(prompt, request, is_complete=True)
-                    prompt = shipment.prompt
+                if asked.shipment.can_be_completed:
+                    whole = await self._shipper.prepare(asked.prompt, asked.request, is_complete=True)
+                    asked = replace(asked, shipment=whole, prompt=whole.prompt)
                 else:
                     excluded = (*excluded, miss.worker)
-                    await self._check_holders(excluded, miss, prompt, request)
+                    await self._check_holders(excluded, miss, asked.prompt, asked.request)
             except BaseException:
                 await call.close()
                 raise
@@ -259,24 +311,36 @@ class ChatService:
             message = "no engine holds the picture of this uuid (any more); send the picture beside the uuid"
             raise RequestError(message, status=404, param=param, code="uuid_not_held")
 
+    def _call_alone(self, decision_id: DecisionId, asked: _Asked, worker: WorkerId) -> _EngineCall:
+        """A call that waits for no decision."""
+        decision = spawn(self._decide(decision_id, asked, asked.prompt, ()))
+        return _EngineCall(decision_id, decision, self._client, only=worker)
+
     async def _decide(
-        self,
-        decision_id: DecisionId,
-        prompt: PreparedPrompt,
-        salt: str | None,
-        excluded: tuple[WorkerId, ...],
-        request: ChatRequest,
+        self, decision_id: DecisionId, asked: _Asked, prompt: PreparedPrompt, excluded: tuple[WorkerId, ...]
     ) -> Decision | Undecided:
+        """A decision, or why there is none.
+
+        Raises:
+            RequestError: the pool is full, or the request is pinned to a worker that is not here.
+        """
         keyed: dict[KeySpec, KeyedView] = {}
 
         def build(pool: PoolView) -> RouteQuery:
-            for spec in {contract.spec for contract in pool.contracts.values()} - keyed.keys():
-                keyed[spec] = block_keys(prompt.view, spec, salt=salt or "")
-            return route_query(
-                decision_id, prompt, dict(keyed), self._excluded(pool, excluded), request.output_limit
+            for spec in pool.specs - keyed.keys():
+                keyed[spec] = block_keys(prompt.view, spec, salt=asked.salt or "")
+            query = route_query(
+                decision_id,
+                prompt,
+                dict(keyed),
+                self._excluded(pool, excluded),
+                asked.request.output_limit,
             )
+            return replace(query, hints=asked.hints)
 
         outcome = await self._client.decide(build)
+        if isinstance(outcome, Refusal):
+            raise _refused(outcome)
         if self._degraded is not None:
             undecided = () if isinstance(outcome, Decision) else (*prompt.reasons, outcome.reason)
             self._degraded.note(outcome.degraded if isinstance(outcome, Decision) else undecided)
@@ -292,16 +356,6 @@ class ChatService:
         if len(draining) == len(pool.contracts):
             return failed  # the two views have nothing in common: one of them is stale
         return (*failed, *draining)
-
-    def _pin(
-        self, outcome: Decision | Undecided, prompt: PreparedPrompt, excluded: tuple[WorkerId, ...]
-    ) -> Pin:
-        ranked = outcome.ranked_workers if isinstance(outcome, Decision) else ()
-        return Pin(
-            tie_key=tie_key(prompt),
-            ranked=tuple(worker.replica for worker in ranked),
-            exclude=tuple(worker.replica for worker in excluded),
-        )
 
 
 class _NothingProduced(Exception):
@@ -322,14 +376,58 @@ class _NotHeldThere(Exception):
 
 
 class _EngineCall:
-    """One call to an engine replica, and the booking that goes with it."""
+    """One call to an engine replica, and the booking that goes with it.
 
-    def __init__(self, decision_id: DecisionId, outcome: Decision | Undecided, client: RouterClient) -> None:
+    outcome: the decision, or why there is none; or a task that is still making it, beside a request that
+    can go to `only` one worker.
+    """
+
+    def __init__(
+        self,
+        decision_id: DecisionId,
+        outcome: Decision | Undecided | asyncio.Task[Decision | Undecided],
+        client: RouterClient,
+        *,
+        only: WorkerId | None = None,
+    ) -> None:
         self._decision_id = decision_id
-        self._outcome = outcome
         self._client = client
+        self._only = only
         self._stream: Any = None
         self._worker: WorkerId | None = None
+        self._pending: asyncio.Task[Decision | Undecided] | None = None
+        self._outcome: Decision | Undecided | None = None
+        if isinstance(outcome, asyncio.Task):
+            self._pending = outcome
+            outcome.add_done_callback(self._settle)
+        else:
+            self._outcome = outcome
+
+    def _settle(self, decision: asyncio.Task[Decision | Undecided]) -> None:
+        if decision.cancelled():
+            return
+        error = decision.exception()
+        if error is not None:
+            log.warning("request %s: no receipt: %r", self._decision_id, error)
+        else:
+            self._outcome = decision.result()
+
+    @property
+    def decided(self) -> WorkerId | None:
+        """Where the request should go; None without a decision."""
+        return self._outcome.worker if isinstance(self._outcome, Decision) else self._only
+
+    def pin(self, tie_key: int, excluded: tuple[WorkerId, ...]) -> Pin:
+        decided = self.decided
+        if isinstance(self._outcome, Decision):
+            ranked = self._outcome.ranked_workers
+        else:
+            ranked = () if decided is None else (decided,)
+        return Pin(
+            tie_key=tie_key,
+            ranked=tuple(worker.replica for worker in ranked),
+            exclude=tuple(worker.replica for worker in excluded),
+        )
 
     async def begin(self, engine: Any, request: EngineRequest, payload: Any, pin: Pin) -> Reply:
         """Send the request and wait for its first delta (or its end).
@@ -339,6 +437,7 @@ class _EngineCall:
             _NotHeldThere: its engine lacks media that were sent without their bytes.
             RequestError: the engine says that the request is wrong.
         """
+        self._client.hold(self._decision_id)
         self._stream = engine.remote(request, payload, pin=pin)
         worker, first = await self._first_messages()
         receipt = self._receipt(worker)
@@ -347,10 +446,11 @@ class _EngineCall:
     async def _first_messages(self) -> tuple[WorkerId, Delta | Finished]:
         started = await self._next()
         if isinstance(started, Refused):
-            raise _NothingProduced(f"refused: {started.reason}", started.worker or self._decided)
+            raise _NothingProduced(f"refused: {started.reason}", started.worker or self.decided)
         assert isinstance(started, Started), started
         self._worker = started.worker
-        if self._decided is not None and started.worker != self._decided:
+        self._client.let_go(self._decision_id)
+        if self.decided is not None and started.worker != self.decided:
             self._client.rebook(self._decision_id, started.worker)
         first = await self._next()
         if isinstance(first, Refused):
@@ -372,7 +472,7 @@ class _EngineCall:
         except BackPressureError as error:
             raise RequestError(str(error), status=429, code="overloaded", type="rate_limit_error") from error
         except StopAsyncIteration:
-            raise _NothingProduced("the replica sent nothing", self._worker or self._decided) from None
+            raise _NothingProduced("the replica sent nothing", self._worker or self.decided) from None
         except RayTaskError as error:
             raise _server_error(error) from error
         return message
@@ -397,21 +497,21 @@ class _EngineCall:
     def _forget_lost(self) -> WorkerId | None:
         """The router should not wait for a dead worker's silence. One that lives after all comes back
         with its next push."""
-        lost = self._worker or self._decided
+        lost = self._worker or self.decided
         if lost is not None:
             self._client.forget(lost)
         return lost
 
     def _receipt(self, worker: WorkerId) -> Receipt:
-        if isinstance(self._outcome, Undecided):
-            return Receipt(self._decision_id, worker, None, self._outcome.reason.value)
-        fell_open = worker != self._outcome.worker
-        reason = "fell_open" if fell_open else self._outcome.reason.value
-        return Receipt(self._decision_id, worker, self._outcome, reason)
-
-    @property
-    def _decided(self) -> WorkerId | None:
-        return self._outcome.worker if isinstance(self._outcome, Decision) else None
+        """What is known when the first token comes."""
+        outcome = self._outcome
+        if outcome is None:
+            return Receipt(self._decision_id, worker, None, DecisionReason.ONLY_WORKER.value)
+        if isinstance(outcome, Undecided):
+            return Receipt(self._decision_id, worker, None, outcome.reason.value)
+        fell_open = worker != outcome.worker
+        reason = DecisionReason.FELL_OPEN if fell_open else outcome.reason
+        return Receipt(self._decision_id, worker, outcome, reason.value)
 
     async def close(self) -> None:
         """Whatever still runs for this call is stopped: the engine aborts and its load is released.
@@ -419,8 +519,12 @@ class _EngineCall:
         After a regular end it changes nothing. Before a replica took the request the booking is ours
         to undo; afterwards the replica reports the end itself, unless it died.
         """
-        if isinstance(self._outcome, Decision) and self._worker is None:
-            self._client.cancel(self._decision_id)
+        self._client.let_go(self._decision_id)
+        if self._worker is None:
+            if self._pending is not None:
+                self._pending.cancel()
+            if self._pending is not None or isinstance(self._outcome, Decision):
+                self._client.cancel(self._decision_id)
         if self._stream is not None:
             # Where a call could not be assigned Serve (2.60) raises the reason here once more.
             with contextlib.suppress(Exception):
@@ -443,7 +547,7 @@ def route_query(
         decision_id=decision_id,
         views=views,
         num_tokens=prompt.num_tokens,
-        media_tokens=sum(span.length for span in spans) + prompt.estimated_media_tokens,
+        media_tokens=sum(span.num_embeds for span in spans) + prompt.estimated_media_tokens,
         layout=prompt.layout,
         first_media_offset=first_media if prompt.media else None,
         tie_key=tie_key(prompt),
@@ -451,6 +555,7 @@ def route_query(
         media=tuple(MediaReport(m.modality, m.media_id, m.size, m.num_tokens) for m in prompt.media),
         reasons=prompt.reasons,
         expected_output_tokens=output_limit or 0,
+        spans=tuple(span for span in spans if span.end <= prompt.view.exact_until),
     )
 
 
@@ -475,6 +580,12 @@ def cache_salt(salt: str | None, tenant: str | None, secret: str | None) -> str 
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
+
+
+def _refused(refusal: Refusal) -> RequestError:
+    if refusal.status == 429:
+        return PoolFull(refusal.message, refusal.retry_after_s)
+    return RequestError(refusal.message, status=404, param=WORKER, code="worker_not_found")
 
 
 def _as_error(failed: Failed) -> RequestError:

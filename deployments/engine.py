@@ -75,6 +75,7 @@ class Engine:
             self._push,
             push_interval_s=config.router.push_interval_ms / 1000,
             heartbeat_s=config.router.heartbeat_ms / 1000,
+            renewal_s=config.router.lease_s / 4,
             load=self._engine.load,
         )
         await self._relay.start()
@@ -97,8 +98,9 @@ class Engine:
             yield Refused("engine_dead", self._worker)
             return
         self._report(LifecycleKind.STARTED, request)
+        began = time.monotonic()
         finished: Finished | None = None
-        produced = False
+        first_token_ms: float | None = None
         try:
             yield Started(self._worker)
             # Closed with this one, not when it is collected: the engine's work ends at once.
@@ -106,19 +108,19 @@ class Engine:
                 async for message in messages:
                     if isinstance(message, Finished):
                         finished = message
-                    if isinstance(message, Delta) and not produced:
-                        produced = True
+                    if isinstance(message, Delta) and first_token_ms is None:
+                        first_token_ms = (time.monotonic() - began) * 1e3
                         self._report(LifecycleKind.FIRST_TOKEN, request)
                     yield message
         except EngineGone as error:
             self._leave_soon(str(error))
             yield (
                 Failed("the engine died while it served this request", 503, code="engine_dead")
-                if produced
+                if first_token_ms is not None
                 else Refused("engine_dead", self._worker)
             )
         finally:
-            self._report_end(request, finished)
+            self._report_end(request, finished, first_token_ms)
             self._surprised.discard(request.decision_id)
 
     async def _messages(self, request: EngineRequest, payload: Payload) -> AsyncGenerator[EngineMessage]:
@@ -142,7 +144,9 @@ class Engine:
     def _report(self, kind: LifecycleKind, request: EngineRequest) -> None:
         self._relay.report(LifecycleEvent(kind, request.decision_id))
 
-    def _report_end(self, request: EngineRequest, finished: Finished | None) -> None:
+    def _report_end(
+        self, request: EngineRequest, finished: Finished | None, first_token_ms: float | None
+    ) -> None:
         if finished is None:
             self._report(LifecycleKind.ABORT, request)
             return
@@ -154,6 +158,7 @@ class Engine:
                 cached_tokens=finished.cached_tokens,
                 prompt_tokens=finished.prompt_tokens if comparable else None,
                 comparable=comparable,
+                first_token_ms=first_token_ms,
             )
         )
 

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
@@ -24,9 +24,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from deployments.chat import ChatService, EngineFailed, Reply
+from deployments.chat import ChatService, EngineFailed, PoolFull, Reply
 from deployments.config import IngressConfig
 from deployments.degraded import DegradedRequests
+from deployments.hints import read_hints
 from deployments.layout_source import LayoutSource
 from deployments.openai_api import ChatRequest, ChatResponse, parse_chat_request, quoted
 from deployments.protocol import Delta, Finished
@@ -35,7 +36,7 @@ from processors import Fetcher, ModelFiles, PromptBuilder, RequestError
 from router import keys
 from router.client import ActorLink, RouterClient, spawn
 from router.live import live_replicas
-from sightline_types import DecisionId
+from sightline_types import DecisionId, WorkerId
 
 __all__ = ["Ingress", "ingress_api"]
 
@@ -79,7 +80,11 @@ class Ingress:
         )
         self._link = ActorLink(finder(router))
         self._link.start()
-        self._client = RouterClient(self._link, budget_s=config.router.decision_budget_ms / 1000)
+        self._client = RouterClient(
+            self._link,
+            budget_s=config.router.decision_budget_ms / 1000,
+            lease_s=config.router.lease_start_s,
+        )
         self._app_name = serve.get_replica_context().app_name
         live = live_replicas(config.engine_deployment, self._app_name)
         self._degraded = DegradedRequests(config.served_model_name)
@@ -104,37 +109,43 @@ class Ingress:
 
     # The same work for HTTP and for Python handles.
 
-    async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def chat(self, request: dict[str, Any], hints: Mapping[str, str] | None = None) -> dict[str, Any]:
         """A chat completion: `handle.chat.remote({...}).result()`.
 
         The object of OpenAI's API, with the response headers of HTTP under `sightline`.
+        hints: what HTTP's `x-sightline-*` request headers say, under their names.
 
         Raises:
             RequestError: as HTTP would answer with an error.
         """
         parsed = parse_chat_request(request)
-        reply, response = await self._begin(parsed)
+        reply, response = await self._begin(parsed, headers=hints)
         body = await self._collect(reply, response)
         return body | {"sightline": reply.receipt.headers}
 
-    async def chat_stream(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    async def chat_stream(
+        self, request: dict[str, Any], hints: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[dict[str, Any]]:
         """Its streaming form: `handle.options(stream=True).chat_stream.remote({...})`; yields chunks.
 
         The first chunk carries the response headers of HTTP under `sightline`.
         """
         parsed = parse_chat_request(request | {"stream": True})
-        reply, response = await self._begin(parsed)
+        reply, response = await self._begin(parsed, headers=hints)
         first: dict[str, Any] = {"sightline": reply.receipt.headers}
         async with contextlib.aclosing(self._chunks(parsed, reply, response)) as chunks:
             async for chunk in chunks:
                 yield chunk | first
                 first = {}
 
-    async def _begin(self, request: ChatRequest, tenant: str | None = None) -> tuple[Reply, ChatResponse]:
+    async def _begin(
+        self, request: ChatRequest, tenant: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[Reply, ChatResponse]:
         names = (self._config.served_model_name, self._config.model)
         if request.model not in names:
             message = f"model {quoted(request.model)} is not served here; served: {names[0]!r}"
             raise RequestError(message, status=404, param="model", code="model_not_found")
+        hints = read_hints(headers or {}, self._config.router.hints, tenant=tenant)
         response = ChatResponse(
             response_id=f"chatcmpl-{secrets.token_hex(12)}",
             model=request.model,
@@ -144,7 +155,7 @@ class Ingress:
         )
         try:
             async with asyncio.timeout(self._config.request_timeout_s):
-                return await self._service.start(request, tenant=tenant), response
+                return await self._service.start(request, tenant=tenant, hints=hints), response
         except TimeoutError:
             message = f"no answer began within {self._config.request_timeout_s:.0f} s (request_timeout_s)"
             raise RequestError(message, status=408, code="timeout", type="timeout_error") from None
@@ -183,7 +194,7 @@ class Ingress:
         tenant = None
         if self._config.tenant_header is not None:
             tenant = request.headers.get(self._config.tenant_header)
-        reply, response = await self._begin(parsed, tenant)
+        reply, response = await self._begin(parsed, tenant, request.headers)
         headers = reply.receipt.headers
         if parsed.stream:
             return _EventStream(self._events(parsed, reply, response), reply)
@@ -252,12 +263,22 @@ class Ingress:
                     "router": stats,
                     "router_restarts": restarts,
                     "degraded_here": self._degraded.counts,
+                    "undecided_here": self._client.undecided,
                     "token_cache_here": self._prompts.token_cache_stats,
                     "renderer_here": self._layouts.costs,
                     "fetches_here": self._fetcher.counts,
                 }
             )
         )
+
+    @ingress_api.post("/router/workers/{worker:path}/trust")
+    async def trust_worker(self, worker: str) -> Response:
+        """An operator's word: the predictions for this worker earn credit again."""
+        restored = await self._ask_router(self._router.trust.remote(_worker_id(worker)))
+        if restored is None:
+            message = f"no worker {quoted(worker)} in the pool; GET /router/workers lists them"
+            raise RequestError(message, status=404, code="worker_not_found")
+        return JSONResponse({"worker": worker, "trusted_again": list(restored)})
 
     @ingress_api.get("/router/decisions/{decision_id}")
     async def router_decision(self, decision_id: str) -> Response:
@@ -308,7 +329,7 @@ async def _request_error(request: Request, error: RequestError) -> JSONResponse:
     return JSONResponse(
         error.body(),
         status_code=error.status,
-        headers={"retry-after": "1"} if error.status in (429, 503) else None,
+        headers=_retry_after(error),
     )
 
 
@@ -326,6 +347,25 @@ async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
     log.error("unforeseen error in %s", request.url.path, exc_info=error)
     known = EngineFailed(f"unforeseen error: {type(error).__name__}", 500, "internal_error")
     return JSONResponse(known.body(), status_code=500)
+
+
+def _retry_after(error: RequestError) -> dict[str, str] | None:
+    if error.status not in (429, 503):
+        return None
+    return {"retry-after": str(error.retry_after_s if isinstance(error, PoolFull) else 1)}
+
+
+def _worker_id(name: str) -> WorkerId:
+    """A replica alone is its first rank.
+
+    Raises:
+        RequestError: 400, the rank is no number.
+    """
+    try:
+        return WorkerId.parse(name)
+    except ValueError:
+        message = f"{quoted(name)} is no worker's id; it is `replica/rank`, as GET /router/workers says"
+        raise RequestError(message, code="bad_worker_id") from None
 
 
 async def read_json(request: Request, limit: int) -> Any:

@@ -22,6 +22,7 @@ from router.actor import RouterActor
 from router.client import ActorAddress, spawn
 from router.config import RouterConfig
 from router.core import CoreStats, Receipt, WorkerStatus
+from router.live_settings import live_settings
 from sightline_types import DecisionId, WorkerId
 
 __all__ = ["Router", "finder"]
@@ -43,7 +44,7 @@ class Router:
     ) -> None:
         if set_up_logs is not None:
             set_up_logs()
-        self._config = config
+        self._start_config = self._config = config
         self._set_up_logs = set_up_logs
         context = serve.get_replica_context()
         self._base_name = f"sightline:{context.app_name}:{pool}:{context.replica_id.unique_id}"
@@ -65,6 +66,29 @@ class Router:
     async def stats(self) -> CoreStats:
         """Counts since the actor began, and what it holds."""
         result: CoreStats = await self._actor.stats.remote()
+        return result
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Serve calls it with the deployment's `user_config`, at first and whenever that changes; see
+        `router.live_settings`. What the router knows is kept.
+
+        Raises:
+            ValueError: an unknown setting, one that cannot change live, or a bad value.
+        """
+        given = dict(user_config)
+        trusted = [WorkerId.parse(str(name)) for name in given.pop("trust", ())]
+        self._config = live_settings(self._start_config, given)
+        try:
+            await self._actor.configure.remote(self._config)
+            for worker in trusted:
+                await self._actor.trust.remote(worker)
+        except RayError as error:
+            # The actor that takes its place begins with these settings.
+            log.warning("the router actor was not reconfigured: %s", type(error).__name__)
+
+    async def trust(self, worker: WorkerId) -> tuple[str, ...] | None:
+        """Believe a distrusted worker again. Which of its layouts were not believed; None: unknown."""
+        result: tuple[str, ...] | None = await self._actor.trust.remote(worker)
         return result
 
     async def receipt(self, decision_id: DecisionId) -> Receipt | None:

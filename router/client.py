@@ -22,7 +22,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from router.actor import StalePool, Undecided
+from router.actor import Refusal, StalePool, Undecided
 from router.core import PoolView
 from sightline_types import Decision, DecisionId, DegradeReason, RouteQuery, WorkerId
 
@@ -151,7 +151,7 @@ def _get_actor(address: ActorAddress) -> ActorHandle[Any]:
 @dataclass(slots=True, eq=False)
 class _Waiting:
     query: RouteQuery
-    answer: asyncio.Future[Decision | Undecided | StalePool]
+    answer: asyncio.Future[Decision | Undecided | StalePool | Refusal]
 
 
 class RouterClient:
@@ -160,24 +160,27 @@ class RouterClient:
     budget_s: the longest that a request waits for its decision.
     """
 
-    def __init__(self, link: ActorLink, *, budget_s: float) -> None:
+    def __init__(self, link: ActorLink, *, budget_s: float, lease_s: float = 30.0) -> None:
         self._link = link
         self._budget_s = budget_s
         self._waiting: list[_Waiting] = []
         self._sender: asyncio.Task[None] | None = None
         self._pool: PoolView | None = None
         self._pool_lock = asyncio.Lock()
+        self._lease_s = lease_s
+        self._held: set[DecisionId] = set()
+        self._renewer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self.undecided: dict[DegradeReason, int] = {}
 
-    async def decide(self, build: Callable[[PoolView], RouteQuery]) -> Decision | Undecided:
+    async def decide(self, build: Callable[[PoolView], RouteQuery]) -> Decision | Undecided | Refusal:
         """A decision, or why there is none. Never raises, never outlives the budget.
 
         build: makes the query for the contracts in a pool; asked again when the pool has changed.
         """
         deadline = time.monotonic() + self._budget_s
         try:
-            outcome = await self._decide(build, deadline)
+            outcome: Decision | Undecided | Refusal = await self._decide(build, deadline)
         except RouterUnreachable:
             outcome = Undecided(DegradeReason.ROUTER_UNREACHABLE)
         except TimeoutError:
@@ -186,14 +189,16 @@ class RouterClient:
             self.undecided[outcome.reason] = self.undecided.get(outcome.reason, 0) + 1
         return outcome
 
-    async def _decide(self, build: Callable[[PoolView], RouteQuery], deadline: float) -> Decision | Undecided:
+    async def _decide(
+        self, build: Callable[[PoolView], RouteQuery], deadline: float
+    ) -> Decision | Undecided | Refusal:
         pool = self._pool or await self._first_pool(deadline)
         for _ in range(ROUNDS):
             outcome = await self._ask(build(pool), deadline)
             if isinstance(outcome, StalePool):
                 self._pool = pool = outcome.pool
                 continue
-            if isinstance(outcome, Undecided) or outcome.pool_version == pool.version:
+            if isinstance(outcome, Undecided | Refusal) or outcome.pool_version == pool.version:
                 return outcome
             pool = await self.pool(deadline - time.monotonic()) or pool
             if outcome.worker not in build(pool).exclude:
@@ -202,7 +207,7 @@ class RouterClient:
             await self._link.call("cancel", [outcome.decision_id])
         return Undecided(DegradeReason.CONTRACT_MISSING)
 
-    async def _ask(self, query: RouteQuery, deadline: float) -> Decision | Undecided | StalePool:
+    async def _ask(self, query: RouteQuery, deadline: float) -> Decision | Undecided | StalePool | Refusal:
         waiting = _Waiting(query, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._sender is None or self._sender.done():
@@ -220,7 +225,7 @@ class RouterClient:
             self._waiting.remove(waiting)
         waiting.answer.add_done_callback(self._cancel_late)
 
-    def _cancel_late(self, answer: asyncio.Future[Decision | Undecided | StalePool]) -> None:
+    def _cancel_late(self, answer: asyncio.Future[Decision | Undecided | StalePool | Refusal]) -> None:
         if answer.cancelled() or answer.exception() is not None:
             return
         outcome = answer.result()
@@ -273,6 +278,23 @@ class RouterClient:
 
     def forget(self, worker: WorkerId) -> None:
         self._background(self._link.call("forget", worker))
+
+    def hold(self, decision_id: DecisionId) -> None:
+        """Renew a booking while no replica has taken the request; it ends with `let_go`, and with us."""
+        self._held.add(decision_id)
+        if self._renewer is None or self._renewer.done():
+            self._renewer = spawn(self._renew_held())
+
+    def let_go(self, decision_id: DecisionId) -> None:
+        """A replica has the request, or it is over. Idempotent."""
+        self._held.discard(decision_id)
+
+    async def _renew_held(self) -> None:
+        """Ends when nothing is held."""
+        while self._held:
+            await asyncio.sleep(self._lease_s / 3)
+            if self._held:
+                await _quietly(self._link.call("renew", list(self._held)))
 
     def _background(self, call: Coroutine[Any, Any, Any]) -> None:
         task = spawn(_quietly(call))

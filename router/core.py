@@ -81,6 +81,7 @@ class RouterCore:
         self._intake = Intake()
         self._restored: dict[WorkerId, WorkerTable] = {}
         self._restored_until = float("-inf")
+        self._fleet.limit(config.admission.is_limited)
         self._awaited: set[WorkerId] = set()
         self._warm_at = float("-inf")
 
@@ -92,6 +93,7 @@ class RouterCore:
         self._config = config
         self._audit.configure(config)
         self._requests.configure(config)
+        self._fleet.limit(config.admission.is_limited)
         for member in self._fleet.members.values():
             member.rates.configure(config)
             self._follow_events(member, has_events(member.contract, config))

@@ -128,7 +128,12 @@ class Fleet:
 
     def _pool_changed(self) -> None:
         contracts = {worker: member.contract for worker, member in self.members.items()}
-        self.pool = PoolView(self.pool.version + 1, contracts)
+        self.pool = PoolView(self.pool.version + 1, contracts, self.pool.is_limited)
+
+    def limit(self, is_limited: bool) -> None:
+        """Whether admission limits hold, for whoever looks at the pool."""
+        if is_limited != self.pool.is_limited:
+            self.pool = PoolView(self.pool.version + 1, self.pool.contracts, is_limited)
 
     def eligible(self, exclude: Iterable[WorkerId], heard_since: float) -> Slots:
         """Slots of the workers heard lately and not excluded; silent ones where nobody else is left.

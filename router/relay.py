@@ -29,6 +29,7 @@ from router.residency import Residency
 from router.subscription import EventSource, EventSubscription
 from router.trust import StreamTrust
 from sightline_types import (
+    DecisionId,
     EngineLoad,
     LifecycleEvent,
     PushReply,
@@ -60,6 +61,7 @@ class EventRelay:
     source: None for a worker that publishes no events: heartbeats and lifecycle only.
     push: sends one message to the actor, wherever that is now; whatever it raises is a failed push.
     settle_s: how long no event and no report must have come for the relay to be idle.
+    renewal_s: between two lists of the requests that run here; the bookings' lease must be longer.
     load: what the engine says of itself, asked at each push; must not raise.
     on_lost: told why, when events were lost for good.
     """
@@ -74,6 +76,7 @@ class EventRelay:
         push_interval_s: float = 0.015,
         heartbeat_s: float = 0.5,
         settle_s: float = 0.2,
+        renewal_s: float = 15.0,
         load: Callable[[], EngineLoad | None] = no_load,
         clock: Callable[[], float] = time.monotonic,
         epoch: int | None = None,
@@ -85,6 +88,8 @@ class EventRelay:
         self._push_interval_s = push_interval_s
         self._heartbeat_s = heartbeat_s
         self._settle_s = settle_s
+        self._renewal_s = renewal_s
+        self._next_renewal = clock()
         self._load = load
         self._clock = clock
         self._on_lost = on_lost
@@ -160,7 +165,8 @@ class EventRelay:
     @property
     def status(self) -> RelayStatus:
         if self._subscription is None:
-            return RelayStatus(idle=self._is_idle)
+            dropped = self._lifecycle.num_dropped
+            return RelayStatus(idle=self._is_idle, dropped_lifecycle_events=dropped)
         followed = self._subscription.status
         return RelayStatus(
             engine_seq=followed.next_seq - 1,
@@ -169,6 +175,7 @@ class EventRelay:
             distrusted=self._trust.reason,
             replayed_batches=followed.replayed_batches,
             undecodable_events=followed.undecodable_batches + self._residency.faults.unknown_events,
+            dropped_lifecycle_events=self._lifecycle.num_dropped,
         )
 
     @property
@@ -281,7 +288,16 @@ class EventRelay:
             table=table,
             contract=self._contract if table else None,
             leaving=self._channel.has_left,
+            running=self._running(),
         )
+
+    def _running(self) -> tuple[DecisionId, ...] | None:
+        """What runs here, now and then, so that its bookings live on."""
+        now = self._clock()
+        if now < self._next_renewal:
+            return None
+        self._next_renewal = now + self._renewal_s
+        return tuple(self._lifecycle.running)
 
     def _settle(self, message: WorkerPush, reply: PushReply | None) -> None:
         if not self._channel.settle(message, reply):

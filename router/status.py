@@ -26,10 +26,14 @@ __all__ = ["CoreStats", "Counts", "Holdings", "PoolView", "RateStatus", "WorkerS
 
 @dataclass(frozen=True)
 class PoolView:
-    """Who is in the pool; version: higher after each change of the contracts."""
+    """Who is in the pool; version: higher after each change of the contracts.
+
+    is_limited: admission limits hold, so that even an only worker must be asked for.
+    """
 
     version: int
     contracts: Mapping[WorkerId, WorkerContract]
+    is_limited: bool = False
 
     @cached_property
     def specs(self) -> frozenset[KeySpec]:

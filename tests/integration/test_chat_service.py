@@ -13,7 +13,7 @@ import pytest_asyncio
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
-from deployments.chat import ChatService, EngineFailed, cache_salt
+from deployments.chat import ChatService, EngineFailed, PoolFull, cache_salt
 from deployments.config import IngressConfig
 from deployments.openai_api import ChatRequest
 from deployments.protocol import Delta, EngineRequest, Failed, Finished, NotHeld, Refused, Started
@@ -25,12 +25,14 @@ from router.live import LiveReplicas
 from router.pinned import Pin
 from sightline_types import (
     DecisionReason,
+    LifecycleEvent,
     LifecycleKind,
     MediaId,
     MediaItem,
     MediaSource,
     Modality,
     PreparedPrompt,
+    RouteHints,
     TokenView,
     WorkerId,
     WorkerPush,
@@ -54,8 +56,8 @@ NAMED_PICTURE = MediaItem(Modality.IMAGE, MediaId(8), MediaSource(), identity_mo
 class InProcess:
     """A link to a router actor that lives in this process."""
 
-    def __init__(self) -> None:
-        self.actor = RouterActor(RouterConfig())
+    def __init__(self, **config: Any) -> None:
+        self.actor = RouterActor(RouterConfig(**config))
         self.is_up = True
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -81,6 +83,9 @@ class Stream:
         step = self._script.pop(0)
         if step is Ellipsis:
             await asyncio.Event().wait()
+        if isinstance(step, float):
+            await asyncio.sleep(step)
+            return await anext(self)
         if isinstance(step, Exception):
             raise step
         return step
@@ -132,8 +137,12 @@ class Prompts:
 
     def __init__(self) -> None:
         self.media: tuple[MediaItem, ...] = ()
+        self.size_waits: list[float | None] = []
 
-    async def prepare(self, messages: list[Any], **options: Any) -> PreparedPrompt:
+    async def prepare(
+        self, messages: list[Any], *, size_wait_ms: float | None = None, **options: Any
+    ) -> PreparedPrompt:
+        self.size_waits.append(size_wait_ms)
         ids = np.arange(100, dtype=np.int64)
         return PreparedPrompt(tuple(range(100)), self.media, TokenView(ids, (), 100))
 
@@ -175,7 +184,7 @@ class House:
     def limit_request_bytes(self, limit: int) -> None:
         media = MediaConfig(max_request_bytes=limit)
         config = IngressConfig(model="m", served_model_name="m", media=media)
-        client = RouterClient(self.link, budget_s=30)
+        self.client = client = RouterClient(self.link, budget_s=30)
         self.service = ChatService(config, self.prompts, self.files, client, self.engine, self.live)
 
     async def join(self, *workers: WorkerId) -> None:
@@ -186,9 +195,15 @@ class House:
     def plays(self, *scripts: list[Any]) -> None:
         self.engine.scripts = list(scripts)
 
-    async def start(self, **options: Any) -> Any:
+    async def start(self, hints: RouteHints = RouteHints(), **options: Any) -> Any:  # noqa: B008
         request = {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | options
-        return await self.service.start(ChatRequest.model_validate(request))
+        return await self.service.start(ChatRequest.model_validate(request), hints=hints)
+
+    async def alone(self) -> None:
+        """Worker a is all there is, to Serve and to the router."""
+        await self.join(A)
+        self.live.ids = frozenset({"a"})
+        await self.client.pool(5.0)
 
     async def booked(self) -> dict[str, int]:
         """Open requests by worker, after everything in the background has been done."""
@@ -547,3 +562,127 @@ async def test_a_salt_is_stable():
 async def test_nothing_to_separate_is_no_salt():
     assert cache_salt(None, None, None) is None
     assert cache_salt(None, None, "") is None
+
+
+# One worker: nothing waits for a decision
+
+
+async def test_with_one_worker_a_request_is_answered_though_the_router_never_decides(house_of_one):
+    house, gate = house_of_one
+    house.plays([Started, HELLO, END])
+    reply = await house.start()
+    [call] = house.engine.calls
+    assert (call.request.decided, call.pin.ranked) == (A, ("a",))
+    assert house.prompts.size_waits == [0]
+    assert reply.receipt.headers["x-sightline-reason"] == "only_worker"
+    assert "x-sightline-overlap" not in reply.receipt.headers
+    gate.set()
+    assert await house.booked() == {"a": 1}
+    assert (await house.receipt()).decision.worker == A
+
+
+async def test_with_one_worker_a_decision_that_is_there_in_time_is_in_the_headers():
+    house = House()
+    await house.alone()
+    house.plays([0.3, Started, HELLO, END])
+    reply = await house.start()
+    assert reply.receipt.headers["x-sightline-overlap"] == "0/6"
+
+
+async def test_a_request_that_ended_before_its_decision_leaves_a_receipt_and_no_booking(house_of_one):
+    house, gate = house_of_one
+    house.plays([Started, HELLO, END])
+    await house.start()
+    decision_id = house.engine.calls[0].request.decision_id
+    end = LifecycleEvent(LifecycleKind.END, decision_id, cached_tokens=96, prompt_tokens=100)
+    await house.link.actor.push(WorkerPush(A, 1, 1, lifecycle=(end,)))
+    gate.set()
+    assert await house.booked() == {}
+    outcome = (await house.receipt()).outcome
+    assert (outcome.kind, outcome.cached_tokens, outcome.agreed) == (LifecycleKind.END, 96, None)
+
+
+async def test_a_late_decision_of_a_call_that_failed_is_taken_back(house_of_one):
+    house, gate = house_of_one
+    house.plays([Refused("full")], [Refused("full")])
+    starting = asyncio.create_task(house.start())
+    await asyncio.sleep(0.01)
+    gate.set()
+    with pytest.raises(EngineFailed):
+        await starting
+    assert await house.booked() == {}
+
+
+async def test_a_second_worker_brings_the_choice_back(house):
+    house.live.ids = frozenset({"a"})
+    await house.client.pool(5.0)
+    house.plays([Started, HELLO, END])
+    await house.start()
+    assert house.prompts.size_waits == [None]
+
+
+@pytest_asyncio.fixture
+async def house_of_one(monkeypatch):
+    """A house with worker a alone, and the gate that its router decides behind."""
+    house, gate = House(), asyncio.Event()
+    await house.alone()
+    decide = house.link.actor.decide_many
+
+    async def behind_the_gate(queries):
+        await gate.wait()
+        return await decide(queries)
+
+    monkeypatch.setattr(house.link.actor, "decide_many", behind_the_gate)
+    return house, gate
+
+
+# What the router refuses
+
+
+async def test_a_full_pool_is_429_with_a_time_to_try_again(house):
+    limits = {"max_waiting_requests_per_worker": 1}
+    await house.link.actor.configure(RouterConfig(admission=limits, prefill_ms_per_token=50.0))
+    house.plays(*[[Started, HELLO, END]] * 4)
+    for _ in range(3):
+        await house.start()
+    with pytest.raises(PoolFull, match="all 3 workers are full") as caught:
+        await house.start()
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 5)
+    assert len(house.engine.calls) == 3
+    await house.start(RouteHints(priority=1))
+
+
+async def test_an_only_worker_is_asked_for_where_it_may_be_full():
+    house = House()
+    await house.link.actor.configure(RouterConfig(admission={"max_waiting_requests_per_worker": 1}))
+    await house.alone()
+    house.plays([Started, HELLO, END])
+    await house.start()
+    with pytest.raises(PoolFull):
+        await house.start()
+
+
+async def test_a_pinned_request_goes_to_its_worker(house):
+    house.plays(*[[Started, HELLO, END]] * 3)
+    for worker in (A, B, C):
+        reply = await house.start(RouteHints(worker=worker.replica))
+        assert reply.receipt.worker == worker
+        assert reply.receipt.headers["x-sightline-reason"] == "pinned"
+
+
+async def test_a_pin_to_an_unknown_worker_is_404_and_names_it(house):
+    with pytest.raises(RequestError, match="no worker 'nobody'") as caught:
+        await house.start(RouteHints(worker="nobody"))
+    assert (caught.value.status, caught.value.param) == (404, "x-sightline-worker")
+
+
+async def test_a_booking_is_renewed_by_its_ingress_until_a_replica_has_the_request(house):
+    house.plays([..., HELLO])
+    starting = asyncio.create_task(house.start())
+    while not house.engine.calls:
+        await asyncio.sleep(0)
+    decision_id = house.engine.calls[0].request.decision_id
+    assert house.client._held == {decision_id}
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    assert house.client._held == set()

@@ -17,7 +17,7 @@ from deployments.router import WATCH_PERIOD_S, Router, finder
 from router.actor import Undecided
 from router.client import ActorAddress, ActorLink, RouterClient
 from router.config import RouterConfig
-from sightline_types import Decision, DecisionId, DegradeReason
+from sightline_types import Decision, DecisionId, DegradeReason, LifecycleEvent, LifecycleKind
 from tests.integration.worker import KEYS, A, B, Channel, builder, eventually, query
 
 APP = "control"
@@ -167,3 +167,36 @@ async def test_a_deleted_application_leaves_no_actor_behind(deleted_application)
     await asyncio.to_thread(serve.delete, "deleted")
     assert await eventually(lambda: our_actors("deleted"), lambda names: not names) == []
     assert len(await our_actors()) == 1  # the neighbour keeps its own
+
+
+async def test_settings_change_live_and_nothing_that_is_known_is_lost(router):
+    actor = await actor_at(await router.address.remote())
+    channel = Channel(actor, A)
+    await channel.join(KEYS)
+    await actor.decide_many.remote([query()])
+    await router.reconfigure.remote({"policy": "least_loaded", "prefill_ms_per_token": 1.5})
+    stats, [worker] = await actor.stats.remote(), await actor.workers.remote()
+    assert (stats.policy, stats.open_requests, worker.num_blocks) == ("least_loaded", 1, len(KEYS))
+    assert worker.rates.prefill_ms_per_token == 1.5
+    after = await killed(router)
+    assert (await after.stats.remote()).policy == "least_loaded", "the next actor has them, too"
+    await router.reconfigure.remote({})
+    assert (await after.stats.remote()).policy == "cost"
+
+
+async def test_a_distrusted_worker_is_trusted_again_by_an_operators_word(router):
+    actor = await actor_at(await router.address.remote())
+    channel = Channel(actor, A)
+    await channel.join(KEYS)
+    for name in ("one", "two"):
+        [decision] = await actor.decide_many.remote([query(name)])
+        end = LifecycleEvent(LifecycleKind.END, decision.decision_id, 96, 101)
+        await channel.say(end)
+    [worker] = await actor.workers.remote()
+    assert worker.reasons == (DegradeReason.LENGTH_DISTRUST,)
+    assert decision.chosen.overlap_blocks == 0
+    assert decision.chosen.shadow_blocks == 6
+    assert await router.trust.remote(A) == ("",)
+    [worker] = await actor.workers.remote()
+    assert worker.reasons == ()
+    assert await router.trust.remote(B) is None

@@ -88,6 +88,12 @@ class Bookings:
     def cancel(self, decision_id: DecisionId) -> None:
         self.cancelled.append(decision_id)
 
+    def hold(self, decision_id: DecisionId) -> None:
+        """Leases are not of interest here."""
+
+    def let_go(self, decision_id: DecisionId) -> None:
+        """Leases are not of interest here."""
+
 
 class Unassigned:
     """What Serve returns of a call whose arguments could not be sent."""
