@@ -37,6 +37,8 @@ _MAX_FPS = 1000.0
 _RATE_TOLERANCE = 1e-4
 #: FFmpeg counts with the edges of its own buffers: this bounds what it allocates, our check what is served.
 _SPARE_PIXELS = 1 << 20
+#: The second is PyAV's own, at a stream that begins in the middle of a file.
+_READ_ERRORS = (av.FFmpegError, IndexError)
 
 
 class VideoUndecodable(UnsupportedMedia):
@@ -176,7 +178,7 @@ def _resized(pixels: npt.NDArray[np.uint8], width: int, height: int) -> npt.NDAr
 
 def _opened(data: bytes) -> Any:
     try:
-        return av.open(BytesIO(data), options=dict(_OPEN_OPTIONS))
+        return av.open(BytesIO(data), options=dict(_OPEN_OPTIONS), metadata_errors="replace")
     except av.FFmpegError as error:
         broken = isinstance(error, av.EOFError) or _looks_like_video(data)
         problem = "is broken or cut off" if broken else "is of no container that is read here"
@@ -208,7 +210,7 @@ def _packets(container: Any, stream: Any) -> Iterator[Any]:
         for packet in container.demux(stream):
             if packet.size and not packet.is_discard:
                 yield packet
-    except av.FFmpegError:
+    except _READ_ERRORS:
         return
 
 
@@ -218,7 +220,7 @@ def _decoded(container: Any, stream: Any) -> Iterator[Any]:
     while True:
         try:
             packet = next(packets, None)
-        except av.FFmpegError:
+        except _READ_ERRORS:
             packet = None
         try:
             yield from stream.decode(packet)

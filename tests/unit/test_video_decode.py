@@ -8,8 +8,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from clips import clip, pictures, remuxed
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from processors import MediaTooLarge, Sampling, UnsupportedMedia, VideoUndecodable
+from processors import MediaTooLarge, RequestError, Sampling, UnsupportedMedia, VideoUndecodable
 from processors.video_decode import DecodedVideo, VideoLimits, canonical_rate, decode_video
 from sightline_types import ImageSize
 
@@ -183,3 +185,39 @@ def test_each_limit_is_refused_by_name(
 
 def test_a_clip_at_its_limits_is_decoded() -> None:
     assert decoded(clip(12), limits=VideoLimits(96 * 64, 12, 12 * 96 * 64 * 3)).shape.num_frames == 12
+
+
+def test_names_in_another_encoding_than_utf8_do_not_matter() -> None:
+    data = clip(3).replace(b"Lavf", b"L\xe9vf")
+    assert b"L\xe9vf" in data
+    assert decoded(data).shape.num_frames == 3
+
+
+FILES = (
+    clip(6, 48, 32),
+    clip(6, 48, 32, container="matroska"),
+    clip(6, 48, 32, codec="mpeg4", container="avi"),
+    clip(6, 48, 32, container="mpegts"),
+    clip(6, 48, 32, container="flv"),
+    clip(4, 48, 32, codec="gif", container="gif", pixel_format="rgb8"),
+)
+
+
+@given(
+    st.sampled_from(FILES),
+    st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=6), st.integers(0, 30)), min_size=1, max_size=20),
+)
+@settings(deadline=None, max_examples=150)
+def test_a_damaged_file_gives_frames_or_a_refusal(
+    whole: bytes, damage: list[tuple[float, bytes, int]]
+) -> None:
+    data = bytearray(whole)
+    for at, new, gone in damage:
+        start = int(at * len(data))
+        data[start : start + gone] = new
+    try:
+        video = decoded(bytes(data))
+    except RequestError as error:
+        assert error.status in (400, 413, 415)
+    else:
+        assert video.frames.shape[0] == video.shape.num_frames == len(video.shape.frame_indices) >= 1
