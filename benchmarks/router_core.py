@@ -17,6 +17,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +175,7 @@ def measure_match(report: Report) -> None:
         hold_stairs(index, workers, keys)
         us = median_us(lambda index=index, keys=keys: index.match(keys))  # type: ignore[misc]
         report.note(f"match {blocks} blocks, {workers} workers, 1 M resident", us, "us", aim)
-        own = iter(random_keys(1_000_000 // workers, n % workers)[:blocks] for n in range(64))
+        own = iter([random_keys(1_000_000 // workers, n % workers)[:blocks] for n in range(64)])
         us = median_us(lambda index=index, own=own: index.match(next(own)), 1.0, most=60)  # type: ignore[misc]
         report.note(f"match {blocks} blocks never asked before, {workers} workers", us, "us")
 
@@ -221,20 +223,21 @@ def measure_events(report: Report) -> None:
 
 
 def fill(index: BlockIndex, workers: int, each: int) -> npt.NDArray[np.float64]:
-    """Seconds of every batch of stores into an index that grows."""
+    """Seconds of processor time of every batch of stores into an index that grows."""
     seconds = []
     for number in range(workers):
         keys = random_keys(each, number)
         for at in range(0, each, BATCH):
             delta = stored(keys[at : at + BATCH])
-            began = time.perf_counter()
+            began = time.thread_time()
             index.apply(worker(number), delta)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.thread_time() - began)
     return np.array(seconds)
 
 
 def measure_growth(workers: int, blocks: int) -> dict[str, Any]:
     """One cell of the table of growth: fill an empty index in batches, then ask it."""
+    warm_up()
     gc.collect()
     before, index, each = resident_bytes(), make_index(), blocks // workers
     seconds = fill(index, workers, each)
@@ -260,7 +263,8 @@ def grow(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
     table = []
     for blocks in sizes:
         for workers in (8, 64, 512):
-            cell = measure_growth(workers, blocks)
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:  # its memory is its own
+                cell = alone.submit(measure_growth, workers, blocks).result()
             print("  ".join(f"{name}={value}" for name, value in cell.items()), flush=True)
             table.append(cell)
     return table

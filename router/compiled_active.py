@@ -6,24 +6,22 @@ import numpy as np
 
 from router.active import ActiveBlocks
 from router.index import CountArray, KeyArray
-from router.tables import ReferenceTable
+from router.tables import REFERENCE_SEGMENTS, ReferenceTable, sound
 
 __all__ = ["CompiledActiveBlocks"]
-
-SEGMENTS = 256
 
 
 class CompiledActiveBlocks(ActiveBlocks):
     """References by (slot, key); a slot is the table's lane. 16 bytes a reference set, some 50 a block."""
 
-    def __init__(self, num_segments: int = SEGMENTS) -> None:
+    def __init__(self, num_segments: int = REFERENCE_SEGMENTS) -> None:
         self._table = ReferenceTable(num_segments)
 
     def acquire(self, slot: int, keys: KeyArray) -> int:
-        return self._table.acquire(slot, keys)[0]
+        return self._table.acquire(slot, sound(keys))[0]
 
     def release(self, slot: int, keys: KeyArray) -> int:
-        return self._table.release(slot, keys)
+        return self._table.release(slot, sound(keys))
 
     def count(self, slot: int) -> int:
         return self._table.count(slot)
@@ -33,7 +31,7 @@ class CompiledActiveBlocks(ActiveBlocks):
         return np.concatenate([known, np.zeros(num_slots - len(known), dtype=np.int32)])
 
     def would_add(self, keys: KeyArray, num_slots: int) -> CountArray:
-        return np.int32(len(keys)) - self._table.lane_counts(keys, num_slots)
+        return np.int32(len(keys)) - self._table.lane_counts(sound(keys), num_slots)
 
     def check_integrity(self) -> None:
         self._table.check_integrity()

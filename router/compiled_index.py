@@ -18,15 +18,15 @@ from router.index import CREDIT_TIER, BlockIndex, CountArray, IndexStats, KeyArr
 from router.kernels import matching, rows
 from router.lanes import Lanes
 from router.slots import Slots
-from router.tables import HolderTable, MemoryBudget, ReferenceTable
+from router.tables import REFERENCE_SEGMENTS, HolderTable, MemoryBudget, ReferenceTable, sound
 from sightline_types import DEFAULT_GROUP, DecisionId, Tier, TierDelta, WorkerId
 
 __all__ = ["CompiledIndex"]
 
 log = logging.getLogger("sightline.router")
 
-#: Segments of a tier's table, and of the table of what is expected.
-SEGMENTS, EXPECTED_SEGMENTS = 1024, 256
+#: Of a tier's table.
+SEGMENTS = 1024
 #: Cells looked at for lanes that were given up: at each change, and at each sweep (some milliseconds).
 CELLS_A_CHANGE, CELLS_A_SWEEP = 4096, 1 << 20
 #: More given up lanes than this, and than workers, are taken out at once.
@@ -58,7 +58,7 @@ class CompiledIndex(BlockIndex):
         self._budget = MemoryBudget(memory_bytes)
         self._nothing = HolderTable(1, MemoryBudget())
         self._tiers = {CREDIT_TIER: HolderTable(num_segments, self._budget)}
-        self._coming = ReferenceTable(EXPECTED_SEGMENTS)
+        self._coming = ReferenceTable(REFERENCE_SEGMENTS)
         self._expectations: dict[DecisionId, _Expectation] = {}  # oldest first
         self._owners: dict[int, dict[DecisionId, None]] = {}  # by slot, oldest first
         self._cleaning: list[int] = []
@@ -69,8 +69,8 @@ class CompiledIndex(BlockIndex):
 
     def apply(self, worker: WorkerId, delta: TierDelta) -> None:
         slot = self._slot(worker)
-        self._store(slot, delta.tier, np.frombuffer(delta.stored, dtype=np.uint64))
-        self._remove(slot, delta.tier, np.frombuffer(delta.removed, dtype=np.uint64))
+        self._store(slot, delta.tier, _keys(delta.stored))
+        self._remove(slot, delta.tier, _keys(delta.removed))
         self.clean(CELLS_A_CHANGE)
 
     def replace(self, worker: WorkerId, deltas: Iterable[TierDelta]) -> None:
@@ -109,7 +109,7 @@ class CompiledIndex(BlockIndex):
     def expect(self, worker: WorkerId, keys: KeyArray, expires_at: float, owner: DecisionId) -> None:
         self.drop_expected(owner)
         slot = self._slot(worker)
-        missing = self._tiers[CREDIT_TIER].missing(self._lane_of[slot], keys)
+        missing = self._tiers[CREDIT_TIER].missing(self._lane_of[slot], sound(keys))
         if len(missing):
             self._enter(owner, slot, missing, expires_at)
 
@@ -208,12 +208,12 @@ class CompiledIndex(BlockIndex):
         lanes, coming = self._lanes, self._coming.sets.directory
         table = self._tiers[CREDIT_TIER] if group == DEFAULT_GROUP else self._table(Tier(group))
         matching.match_runs.run(
-            table.directory, coming, num_expected, keys, lanes.live, lanes.slots, held, expected
+            table.directory, coming, num_expected, sound(keys), lanes.live, lanes.slots, held, expected
         )
         if len(self._tiers) == 1:
             return Match(held, expected, held)
         below = [t for t, table in self._tiers.items() if t.group == group and t.medium != CREDIT_TIER.medium]
-        return Match(held, expected, self._runs(keys, [Tier(group), *below]) if below else held)
+        return Match(held, expected, self._runs(sound(keys), [Tier(group), *below]) if below else held)
 
     def _runs(self, keys: KeyArray, tiers: Iterable[Tier]) -> CountArray:
         counts = np.zeros(self.num_slots, dtype=np.int32)
@@ -222,7 +222,7 @@ class CompiledIndex(BlockIndex):
 
     def presence(self, keys: KeyArray, group: int = DEFAULT_GROUP) -> npt.NDArray[np.bool_]:
         found = np.zeros((self.num_slots, len(keys)), dtype=np.bool_)
-        sets = self._sets(keys, [Tier(group)])
+        sets = self._sets(sound(keys), [Tier(group)])
         matching.spread_sets.run(sets, self._lanes.live, self._lanes.slots, found)
         return found
 
@@ -319,3 +319,7 @@ class CompiledIndex(BlockIndex):
         self._unknown_removals += len(keys) - dropped
         if table is not None and not len(table) and tier != CREDIT_TIER and not self._to_clean:
             self._tiers.pop(tier).release_memory()
+
+
+def _keys(packed: bytes) -> KeyArray:
+    return sound(np.frombuffer(packed, dtype=np.uint64))

@@ -15,17 +15,27 @@ from router.index import CountArray, KeyArray
 from router.kernels import cells, holders, matching, references, rows
 from router.kernels.cells import CAPACITY, DONE, NEED, REFUSED, REPEATED, SEGMENT, USED
 
-__all__ = ["CellTable", "HolderTable", "MemoryBudget", "ReferenceTable", "Stored"]
+__all__ = [
+    "REFERENCE_SEGMENTS",
+    "CellTable",
+    "HolderTable",
+    "MemoryBudget",
+    "ReferenceTable",
+    "Stored",
+    "sound",
+]
 
 #: Sixteenths of a segment's cells that may be used: many residencies lie dense, few references wide.
 DENSE, WIDE = 10, 8
 #: Cells of a segment at least.
-LEAST_HELD, LEAST_REFERRED = 8, 64
+LEAST_HELD, LEAST_REFERRED = 8, 512
 #: Share of the allowed cells that is used after a segment was made anew.
 FRESH_FILL = 0.77
 #: Rows are packed when the arena is made anew; so much more room is made.
 ARENA_ROOM = 1.2
 GENERATIONS = 1 << 28
+#: Few and large, so that a long request's coming and going does not make them anew.
+REFERENCE_SEGMENTS = 128
 NOTHING = np.empty(0, dtype=np.uint64)
 
 
@@ -47,6 +57,12 @@ class Stored:
     added: int
     repeated: int
     refused: int
+
+
+def sound(keys: KeyArray) -> KeyArray:
+    """The same keys as the kernels take them: one after the other, at whole words."""
+    flags = keys.flags
+    return keys if flags.c_contiguous and flags.aligned else np.array(keys, dtype=np.uint64)
 
 
 class CellTable:

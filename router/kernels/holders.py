@@ -77,12 +77,19 @@ def look_ahead(table, keys, at):  # type: ignore[no-untyped-def]
         prefetch(home_cell(table, segment_of(table, hashed), hashed))
 
 
+@helper
+def look_at_first(table, keys, first):  # type: ignore[no-untyped-def]
+    for at in range(first, first + AHEAD):
+        look_ahead(table, keys, at)
+
+
 @kernel("int64(int64[:, ::1], int64, Array(uint64, 1, 'C', readonly=True), int64, int64, int64[::1])")
 def add_keys(table, lane, keys, first, refuses, report):  # type: ignore[no-untyped-def]
     """`lane` holds keys[first:]. Returns the number of keys done, all of them or up to a need.
 
     refuses: 1 where no memory can be had: keys that need it are passed over, counted in REFUSED.
     """
+    look_at_first(table, keys, first)
     for at in range(first, len(keys)):
         look_ahead(table, keys, at + AHEAD)
         key = keys[at]
@@ -126,6 +133,7 @@ def widest(table, segment, cell, lane):  # type: ignore[no-untyped-def]
 @kernel("int64(int64[:, ::1], int64, Array(uint64, 1, 'C', readonly=True), int64, int64[::1])")
 def drop_keys(table, lane, keys, first, report):  # type: ignore[no-untyped-def]
     """`lane` holds keys[first:] no longer; like `add_keys`. Stops after a key where memory can go."""
+    look_at_first(table, keys, first)
     for at in range(first, len(keys)):
         look_ahead(table, keys, at + AHEAD)
         key = keys[at]
@@ -148,6 +156,7 @@ def drop_keys(table, lane, keys, first, report):  # type: ignore[no-untyped-def]
 @kernel("void(int64[:, ::1], int64, Array(uint64, 1, 'C', readonly=True), boolean[::1])")
 def missing_keys(table, lane, keys, missing):  # type: ignore[no-untyped-def]
     """Which of `keys` the lane does not hold."""
+    look_at_first(table, keys, 0)
     for at in range(len(keys)):
         look_ahead(table, keys, at + AHEAD)
         hashed = hash_of(keys[at], ZERO)

@@ -49,6 +49,12 @@ def look_ahead(table, own, keys, at):  # type: ignore[no-untyped-def]
 
 
 @helper
+def look_at_first(table, own, keys, first):  # type: ignore[no-untyped-def]
+    for at in range(first, first + AHEAD):
+        look_ahead(table, own, keys, at)
+
+
+@helper
 def stop(report, segment):  # type: ignore[no-untyped-def]
     report[SEGMENT], report[NEED], report[ROW_WORDS] = segment, NEEDS_CELLS, 0
 
@@ -61,6 +67,7 @@ def acquire_keys(table, lane, keys, first, generation, generations, fresh, repor
     """One reference more to keys[first:]. Writes each entry's generation, and the keys that had none to
     `fresh`, counted in DONE. Returns the number of keys done: all, or up to a need for cells."""
     own = np.uint64(lane)
+    look_at_first(table, own, keys, first)
     for at in range(first, len(keys)):
         look_ahead(table, own, keys, at + AHEAD)
         if keys[at] == ZERO:
@@ -93,6 +100,7 @@ def release_keys(table, lane, keys, first, generations, gone, report):  # type: 
     """One reference less to keys[first:], where the entry is of that generation (any, where there are
     none given). Writes the keys that have none left to `gone`, counted in DONE."""
     own = np.uint64(lane)
+    look_at_first(table, own, keys, first)
     for at in range(first, len(keys)):
         look_ahead(table, own, keys, at + AHEAD)
         hashed = hash_of(keys[at], own)
