@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -9,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = ["compiled", "plain_of", "records"]
+
+log = logging.getLogger("sightline.router")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -19,7 +22,16 @@ def _decorator() -> Callable[[Any], Any]:
         from numba import njit
     except ImportError:
         return lambda function: function
-    return cast("Callable[[Any], Any]", njit(cache=True))
+
+    def compile_and_keep(function: Any) -> Any:
+        compiled = njit(function)
+        try:
+            compiled.enable_caching()
+        except RuntimeError as error:  # neither the package's folder nor a user's cache can be written
+            log.warning("%s is compiled by every process: %s", function.__name__, error)
+        return compiled
+
+    return compile_and_keep
 
 
 _compile = _decorator()
