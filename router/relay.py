@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from router import keys
 from router.channel import Channel, LifecycleQueue
 from router.events import AllCleared, EventBatch
 from router.residency import Residency
@@ -123,6 +124,7 @@ class EventRelay:
         """Catch up with the engine, and register with the actor; does not fail where there is none yet."""
         self._loop = asyncio.get_running_loop()
         if self._subscription is not None:
+            await self._loop.run_in_executor(None, keys.warm_up)  # not at the first event, in this loop
             self._follower = _spawn(self._subscription.run())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CATCH_UP_TIMEOUT_S):
