@@ -74,6 +74,11 @@ class CandidateTable(Sequence[CandidateScore]):
         """Memory, as far as it grows with the number of candidates."""
         return int(self.rows.nbytes) + (0 if self._encoded is None else int(self._encoded.nbytes))
 
+    @property
+    def workers(self) -> Sequence[WorkerId]:
+        """Of the rows, in their order."""
+        return self._workers
+
     def worker(self, row: int) -> WorkerId:
         return self._workers[row]
 

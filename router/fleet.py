@@ -65,6 +65,11 @@ class Fleet:
         assert member is not None, f"slot {slot} is nobody's"
         return member
 
+    def workers_at(self, slots: Slots) -> list[WorkerId]:
+        """Whose slots they are; all of them are somebody's."""
+        at = self._at
+        return [member.worker for slot in slots.tolist() if (member := at[slot]) is not None]
+
     def enter(
         self, msg: WorkerPush, contract: WorkerContract, slot: int, now: float, config: RouterConfig
     ) -> Member:

@@ -166,7 +166,7 @@ class Requests:
         slots = rows["slot"]
         contest = Contest(
             rows=rows,
-            workers=[table.worker(row) for row in range(len(rows))],
+            workers=table.workers,
             loads=self._fleet.table.rows[slots],
             num_tokens=query.num_tokens,
             tie_key=query.tie_key,

@@ -42,7 +42,7 @@ class Scorer:
             rows = self._score(query, slots, encoded)
         else:
             rows = self._score_by_spec(query, slots, specs, encoded)
-        workers = [self._fleet.at(slot).worker for slot in slots.tolist()]
+        workers = self._fleet.workers_at(slots)
         return CandidateTable(rows, workers, query.spans, encoded)
 
     def _score_by_spec(
