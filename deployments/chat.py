@@ -301,8 +301,8 @@ class ChatService:
         param = media_param(request.messages, index)
         if not miss.keeps_media:
             message = (
-                "a uuid without its picture needs an engine that keeps pictures: its mm_processor_cache_gb "
-                "(engine_args) must be above 0. Send the picture beside the uuid."
+                "a uuid without its picture needs an engine that keeps pictures: vLLM, with "
+                "mm_processor_cache_gb (engine_args) above 0. Send the picture beside the uuid."
             )
             raise RequestError(message, param=param, code="uuid_without_cache")
         pool = await self._client.pool(POOL_TIMEOUT_S)

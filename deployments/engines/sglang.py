@@ -37,7 +37,7 @@ from deployments.engines.sglang_media import (
 )
 from deployments.engines.sglang_output import StreamReader
 from deployments.engines.sglang_process import SglangProcess, server_fields
-from deployments.protocol import EngineMessage, EngineRequest, Failed
+from deployments.protocol import EngineMessage, EngineRequest, Failed, NotHeld
 from processors import LayoutOptions, ModelFiles, layout_for
 from router.client import spawn
 from router.relay import EventSource
@@ -111,6 +111,9 @@ class SglangEngine(ServingEngine):
         return event_source(self._args) if publishes_events(self._args) else None
 
     async def generate(self, request: EngineRequest, media: Sequence[Any]) -> AsyncGenerator[EngineMessage]:
+        if any(item is None for item in media):
+            yield NotHeld(keeps_media=False)  # SGLang takes no picture by its name alone
+            return
         try:
             fields = self._request(request, media)
             async with contextlib.aclosing(self._generate(fields, request)) as messages:
@@ -165,11 +168,6 @@ class SglangEngine(ServingEngine):
             raise Unsupported(
                 f"mm_processor_kwargs ({names}): this engine (SGLang) takes no processor options per "
                 "request; leave them out, or set mm_process_config among its engine_args"
-            )
-        if any(item is None for item in media):
-            raise Unsupported(
-                "a uuid without its picture: this engine (SGLang) keeps no pictures by uuid; send the "
-                "picture or its url beside it"
             )
         other = sorted({item.modality.value for item in request.media} - {Modality.IMAGE.value})
         if other:

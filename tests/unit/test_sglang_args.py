@@ -7,6 +7,7 @@ import json
 import pytest
 
 from deployments.config import EngineConfig
+from deployments.engines.sglang import SglangEngine
 from deployments.engines.sglang_args import (
     Unsupported,
     engine_args,
@@ -16,8 +17,9 @@ from deployments.engines.sglang_args import (
     publishes_events,
     sampling_params,
 )
-from deployments.protocol import Sampling
+from deployments.protocol import EngineRequest, NotHeld, Sampling
 from router.relay import EventSource
+from sightline_types import DecisionId
 
 SOURCE = EventSource("tcp://*:6000", "tcp://*:6001", "kv-events")
 CONFIG = EngineConfig(model="m", engine="sglang")
@@ -117,3 +119,10 @@ def test_top_k_of_all_tokens_is_spelled_as_sglang_spells_it(ours, theirs) -> Non
 def test_a_seed_that_sglang_would_ignore_is_refused_with_the_way_out() -> None:
     with pytest.raises(Unsupported, match=r"seed=3.*SGLang.*enable_deterministic_inference"):
         sampling_params(Sampling(seed=3), is_deterministic=False)
+
+
+async def test_a_picture_that_is_named_only_is_asked_for_instead_of_being_refused() -> None:
+    """The ingress then sends its bytes, or says that this engine keeps none."""
+    engine = SglangEngine.__new__(SglangEngine)
+    request = EngineRequest(DecisionId("0" * 16), (1,), Sampling())
+    assert [message async for message in engine.generate(request, [None])] == [NotHeld(keeps_media=False)]
