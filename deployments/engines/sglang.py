@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ __all__ = ["SglangEngine"]
 log = logging.getLogger("sightline.deployments")
 
 LOAD_PERIOD_S = 0.1
+_FOLDER_PREFIX = "sightline-kv-"
 #: Without media there is nothing to pad, and the scheme is as good as any other.
 TEXT_ONLY = MediaKeys(KeyScheme.SGLANG_WIDE, False)
 
@@ -207,14 +209,25 @@ class SglangEngine(ServingEngine):
         if self._load_watch is not None:
             self._load_watch.get_loop().call_soon_threadsafe(self._load_watch.cancel)
         self._process.stop()
+        _remove_sockets(self._args)
 
 
 def _listen_at(ports: PortPair | None) -> EventSource:
     """Sockets in a folder of their own: nobody outside this node, and no port that could be taken."""
     if ports is not None:
         return EventSource(f"tcp://*:{ports.events}", f"tcp://*:{ports.replay}", TOPIC)
-    folder = Path(tempfile.mkdtemp(prefix="sightline-kv-"))
+    folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
     return EventSource(f"ipc://{folder}/events", f"ipc://{folder}/replay", TOPIC)
+
+
+def _remove_sockets(args: dict[str, Any]) -> None:
+    """The folder that `_listen_at` made, if it did."""
+    if not publishes_events(args):
+        return
+    endpoint = event_source(args).endpoint
+    folder = Path(endpoint.removeprefix("ipc://")).parent
+    if endpoint.startswith("ipc://") and folder.name.startswith(_FOLDER_PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kv_groups(model_config: Any) -> tuple[KvGroup, ...]:
