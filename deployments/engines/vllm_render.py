@@ -79,7 +79,9 @@ class VllmRenderer:
         }
         keys = self._key_ids(ids, data, kwargs)
         return [
-            RenderedItem(Modality(modality), place.offset, place.length, media_id, key_id, _embeds(place))
+            RenderedItem(
+                Modality(modality), int(place.offset), int(place.length), media_id, key_id, _embeds(place)
+            )
             for modality, places in made["mm_placeholders"].items()
             for place, media_id, key_id in zip(places, ids[modality], keys[modality], strict=True)
         ]
