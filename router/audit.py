@@ -230,6 +230,17 @@ class Audit:
                 self._restore(audit)
         return tuple(restored)
 
+    def start_over(self, worker: WorkerId) -> None:
+        """A new epoch: what was compared with the view before says nothing of this one.
+
+        Distrust of a prompt length stays: it is about the layout, not the view.
+        """
+        known = self._workers.get(worker)
+        for audit in known.layouts.values() if known is not None else ():
+            audit.in_a_row = 0
+            if audit.distrust is DegradeReason.CACHED_DISTRUST:
+                self._restore(audit)
+
     def forget(self, worker: WorkerId) -> None:
         self._workers.pop(worker, None)
         self.version += 1

@@ -196,6 +196,7 @@ class RouterCore:
         known = self._fleet.get(msg.worker)
         if known is None or known.epoch != msg.epoch:
             self._index.drop_expected_of(msg.worker)
+            self._audit.start_over(msg.worker)
         self._index.replace(msg.worker, msg.deltas if has_events(contract, self._config) else ())
         slot = self._index.slot_of(msg.worker)
         assert slot is not None, "the index gives a slot to whoever it replaces"

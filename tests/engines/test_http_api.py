@@ -185,7 +185,6 @@ def test_an_output_that_does_not_fit_is_refused(service: Service) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        {"type": "video_url", "video_url": {"url": "http://127.0.0.1/x.mp4"}},
         {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/x.wav"}},
         {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
         {"type": "image_embeds", "image_embeds": "x"},

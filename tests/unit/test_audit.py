@@ -127,6 +127,18 @@ def test_a_wrong_shadow_prediction_begins_the_run_anew():
     assert audit.distrust_of(A, "f1") is None
 
 
+def test_a_new_epoch_ends_the_distrust_in_a_view_that_is_gone_and_none_in_a_layout():
+    audit = Audit(distrust_after=2)
+    hold(audit, 0, 0)
+    audit.compare_length(A, "f2", DecisionId("d"), 10, 11)
+    audit.start_over(A)
+    assert audit.distrust_of(A, "f1") is None
+    assert audit.distrust_of(A, "f2") is DegradeReason.LENGTH_DISTRUST
+    hold(audit, 0)
+    assert audit.distrust_of(A, "f1") is None, "the differences before the epoch count no more"
+    audit.start_over(WorkerId("never heard of"))
+
+
 def test_an_operator_restores_the_trust_in_all_layouts_of_a_worker():
     audit = Audit()
     audit.compare_length(A, "f1", ONE, 100, 101)
