@@ -24,9 +24,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from deployments.chat import ChatService, EngineFailed, PoolFull, Reply
+from deployments.chat import ChatService, PoolFull
 from deployments.config import IngressConfig
 from deployments.degraded import DegradedRequests
+from deployments.engine_call import EngineFailed, Reply
 from deployments.hints import read_hints
 from deployments.layout_source import LayoutSource
 from deployments.openai_api import ChatRequest, ChatResponse, parse_chat_request, quoted

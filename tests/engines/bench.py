@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from deployments.chat import route_query
 from deployments.config import EngineConfig
 from deployments.engines import start_engine
 from deployments.media import MediaDecoder
 from deployments.protocol import Delta, EngineRequest, Finished, Sampling
+from deployments.queries import route_query
 from deployments.transport import pack
 from processors import Fetcher, MediaConfig, ModelFiles, PromptBuilder, VideoConfig
 from router.config import RouterConfig

@@ -13,10 +13,12 @@ import pytest_asyncio
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
-from deployments.chat import ChatService, EngineFailed, PoolFull, cache_salt
+from deployments.chat import ChatService, PoolFull
 from deployments.config import IngressConfig
+from deployments.engine_call import EngineFailed
 from deployments.openai_api import ChatRequest
 from deployments.protocol import Delta, EngineRequest, Failed, Finished, NotHeld, Refused, Started
+from deployments.queries import cache_salt
 from processors import MediaConfig, MediaUnreachable, RequestError
 from router.actor import RouterActor
 from router.client import RouterClient, RouterUnreachable

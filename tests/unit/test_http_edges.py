@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import TaskCancelledError
 from starlette.requests import Request
 
-from deployments.chat import Receipt, Reply, _EngineCall
+from deployments.engine_call import EngineCall, Receipt, Reply
 from deployments.ingress import _EventStream, read_json
 from processors import RequestError
 from sightline_types import (
@@ -114,7 +114,7 @@ async def test_a_call_that_cannot_be_sent_gives_its_booking_back() -> None:
     score = CandidateScore(WORKER, 0, 0, 3, 0, 0, 0.0, 0.0, 0.0, 0.0)
     decision = Decision(DecisionId("1"), WORKER, 32, DecisionReason.COST, (score,), 100, 0, 1)
     bookings: Any = Bookings()
-    call = _EngineCall(DecisionId("1"), decision, bookings)
+    call = EngineCall(DecisionId("1"), decision, bookings)
     request: Any = None
     with pytest.raises(TypeError):
         await call.begin(Engine(), request, None, request)
