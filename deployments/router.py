@@ -8,6 +8,7 @@ ends, so does the actor.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,6 +19,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
+from deployments.audit_gauges import AuditGauges
 from router.actor import RouterActor
 from router.client import ActorAddress, spawn
 from router.config import RouterConfig
@@ -33,6 +35,8 @@ WATCH_PERIOD_S = 0.5
 PING_TIMEOUT_S = 10.0
 #: Pings in a row that may fail before a silent (not dead) actor is replaced.
 PINGS_BEFORE_REPLACED = 6
+#: The audit's gauges are set once in so many rounds of the watch.
+ROUNDS_PER_GAUGE = 10
 NAMESPACE = "sightline"
 
 
@@ -52,6 +56,7 @@ class Router:
         self._roster: list[WorkerId] = []
         self._restarts = 0
         self._failed_pings = 0
+        self._gauges = AuditGauges()
         await self._create_actor()
         self._watcher = spawn(self._watch())
 
@@ -122,12 +127,14 @@ class Router:
 
     async def _watch(self) -> None:
         """Replace the actor when it dies, and remember who was in the pool."""
-        while True:
+        for round_ in itertools.count():
             await asyncio.sleep(WATCH_PERIOD_S)
             try:
                 if await self._is_alive():
                     async with asyncio.timeout(PING_TIMEOUT_S):
                         self._roster = await self._actor.roster.remote()
+                        if round_ % ROUNDS_PER_GAUGE == 0:
+                            self._gauges.show(await self.workers())
                 else:
                     await self._replace_actor()
             except (RayError, TimeoutError) as error:

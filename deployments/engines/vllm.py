@@ -98,6 +98,7 @@ class VllmEngine(ServingEngine):
             layouts=await self._layouts(),
             drops_last_matched_block=self._drops_last_block(),
             kv_capacity_tokens=int(cache.num_gpu_blocks or 0) * int(cache.block_size),
+            encoder_cache_tokens=int(self._llm.vllm_config.scheduler_config.encoder_cache_size),
         )
 
     async def _layouts(self) -> tuple[LayoutContract, ...]:
