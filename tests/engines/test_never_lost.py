@@ -88,9 +88,12 @@ def test_what_is_lost_beyond_the_replay_buffer_is_promised_no_more(faulty: Servi
         Faults().plan()
         time.sleep(LOAD_S)
     rows = faulty.wait_idle(timeout_s=120)
-    assert all(row["relay"]["partial"] for row in rows)
+    # A replica that stored nothing while its events were hidden has lost nothing.
+    partial = {row["worker"]: row["relay"]["partial"] for row in rows}
+    assert any(partial.values()), rows
     for worker, source in event_sources(faulty).items():
-        assert indexed(worker) <= recount(source["kv_replay"])
+        held = recount(source["kv_replay"])
+        assert indexed(worker) <= held if partial[worker] else indexed(worker) == held
     differed = sum(row["audit"]["differed"] for row in rows)
     empty_both(faulty)
     assert_exact_again(faulty, ROUNDS, seed=4)
