@@ -266,10 +266,6 @@ FAMILIES = {
         "Mistral3ForConditionalGeneration",
         _pixtral_processor(448, 14, 2),
     ),
-}
-
-#: Compared with the installed processor only.
-PROCESSOR_ONLY = {
     "llava": Family(
         ("<image>",), "<image>", _llava, "LlavaForConditionalGeneration", _llava_processor, _CLIP_WEIGHTS
     ),
@@ -281,6 +277,10 @@ PROCESSOR_ONLY = {
         _llava_next_processor,
         _CLIP_WEIGHTS,
     ),
+}
+
+#: Compared with the installed processor only.
+PROCESSOR_ONLY = {
     "llama4": Family(
         _LLAMA4_TOKENS, "<|image|>", _llama4, "Llama4ForConditionalGeneration", _llama4_processor
     ),
