@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from deployments.config import EngineConfig
@@ -18,6 +18,7 @@ from deployments.engines.base import EngineGone, ServingEngine
 from deployments.engines.ports import PortPair, claim_ports
 from deployments.engines.vllm_args import engine_args, engine_environment, publishes_events
 from deployments.engines.vllm_groups import kv_groups, unit_size
+from deployments.engines.vllm_media import engine_prompt
 from deployments.media import DecodedMedia
 from deployments.protocol import (
     Delta,
@@ -29,11 +30,11 @@ from deployments.protocol import (
     Sampling,
     TokenLogprob,
 )
-from processors import DecodedVideo, LayoutOptions, ModelFiles, layout_for
+from processors import LayoutOptions, ModelFiles, layout_for
 from router.relay import EventSource
-from sightline_types import EngineLoad, KeyScheme, KvGroup, LayoutContract, WorkerContract
+from sightline_types import EngineLoad, KeyScheme, KvGroup, LayoutContract, Modality, WorkerContract
 
-__all__ = ["VllmEngine", "clip_data"]
+__all__ = ["VllmEngine"]
 
 log = logging.getLogger("sightline.deployments")
 
@@ -52,6 +53,7 @@ class VllmEngine(ServingEngine):
         self._load = load
         self._ports = ports  # keeps the claim on the ports
         self._groups: tuple[KvGroup, ...] = ()
+        self._names: Mapping[Modality, str] = {}
 
     @classmethod
     async def start(cls, config: EngineConfig) -> VllmEngine:
@@ -73,6 +75,7 @@ class VllmEngine(ServingEngine):
         engine = cls(llm, args, load, ports)
         engine._has_renderer = config.has_renderer
         engine._groups = await engine._kv_groups()
+        engine._names = await asyncio.to_thread(engine._modality_names)
         return engine
 
     async def _kv_groups(self) -> tuple[KvGroup, ...]:
@@ -116,11 +119,14 @@ class VllmEngine(ServingEngine):
         from deployments.engines.vllm_probe import InstalledProcessor
 
         files = ModelFiles.load(str(self._args["model"]))
-        options = self._layout_options()
-        layout = layout_for(files, options)
-        names = {} if layout is None else layout.engine_names
-        processor = InstalledProcessor(self._llm.renderer.get_mm_processor(), names)
-        return layout_contracts(files, options, processor)
+        processor = InstalledProcessor(self._llm.renderer.get_mm_processor(), self._names)
+        return layout_contracts(files, self._layout_options(), processor)
+
+    def _modality_names(self) -> Mapping[Modality, str]:
+        if not self._llm.vllm_config.model_config.is_multimodal_model:
+            return {}
+        layout = layout_for(ModelFiles.load(str(self._args["model"])), self._layout_options())
+        return {} if layout is None else layout.engine_names
 
     def _layout_options(self) -> LayoutOptions:
         model = self._llm.vllm_config.model_config
@@ -203,7 +209,7 @@ class VllmEngine(ServingEngine):
             _EngineCacheMissed: nothing was produced, for want of an item's pixels.
         """
         completion_tokens = 0
-        rendered = await self._render(_prompt(request, media))
+        rendered = await self._render(engine_prompt(request, media, self._names))
         outputs = self._llm.generate(rendered, params, request.decision_id)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
@@ -288,43 +294,6 @@ def _reachable(endpoint: str) -> str:
 def _is_cache_miss(error: BaseException) -> bool:
     """vLLM (0.32) tells a picture that it was not given and does not hold by a ValueError's words only."""
     return "Cache miss for" in str(error) and "data is not provided" in str(error)
-
-
-def _prompt(request: EngineRequest, media: Sequence[DecodedMedia]) -> dict[str, Any]:
-    prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
-    if media:
-        data: dict[str, list[Any]] = {}
-        uuids: dict[str, list[str]] = {}
-        for described, item in zip(request.media, media, strict=True):
-            modality = described.modality.value
-            data.setdefault(modality, []).append(clip_data(item) if isinstance(item, DecodedVideo) else item)
-            uuids.setdefault(modality, []).append(described.media_id.engine_uuid)
-        prompt["multi_modal_data"] = data
-        prompt["multi_modal_uuids"] = uuids
-    if request.mm_processor_kwargs:
-        prompt["mm_processor_kwargs"] = request.mm_processor_kwargs
-    if request.cache_salt:
-        prompt["cache_salt"] = request.cache_salt
-    return prompt
-
-
-def clip_data(video: DecodedVideo) -> tuple[Any, dict[str, Any]]:
-    """Frames and metadata as vLLM's own loaders return them.
-
-    do_sample_frames: False, or the processor would sample the sampled frames again.
-    """
-    shape = video.shape
-    rate = shape.source_fps or 0.0
-    total = shape.total_frames or shape.num_frames
-    metadata = {
-        "total_num_frames": total,
-        "fps": rate,
-        "duration": total / rate if rate else 0.0,
-        "video_backend": "pyav",
-        "frames_indices": list(shape.frame_indices),
-        "do_sample_frames": False,
-    }
-    return video.frames, metadata
 
 
 def sampling_params(sampling: Sampling) -> Any:

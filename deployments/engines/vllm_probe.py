@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from deployments.engines.vllm_media import VISION_CHUNK
 from processors import PlacedItem, Shape
 from sightline_types import EmbedRun, ImageSize, Modality, VideoShape
 
@@ -78,7 +79,7 @@ class InstalledProcessor:
 def _black(shape: Shape, name: str) -> Any:
     if isinstance(shape, ImageSize):
         picture = Image.new("RGB", (shape.width, shape.height))
-        return {"type": "image", "image": picture, "uuid": None} if name == "vision_chunk" else picture
+        return {"type": "image", "image": picture, "uuid": None} if name == VISION_CHUNK else picture
     frames = np.zeros((shape.num_frames, shape.size.height, shape.size.width, 3), dtype=np.uint8)
     fps = shape.source_fps or 1.0
     total = shape.total_frames or shape.num_frames

@@ -14,12 +14,10 @@ import numpy as np
 import xxhash
 
 from deployments.config import EngineConfig
-from deployments.engines.vllm import clip_data
 from deployments.engines.vllm_args import engine_args, engine_environment
+from deployments.engines.vllm_media import multi_modal_data
 from deployments.media import DecodedMedia
-from deployments.protocol import EngineMedia
 from deployments.rendered import Rendered, RenderedItem, RenderRefused, RenderRequest
-from processors import DecodedVideo
 from sightline_types import EmbedRun, LayoutContract, MediaId, Modality
 
 __all__ = ["VllmRenderer", "renderer_contract", "renderer_fingerprint"]
@@ -54,7 +52,7 @@ class VllmRenderer:
         from vllm.exceptions import VLLMClientError
         from vllm.renderers.inputs.preprocess import parse_model_prompt
 
-        data = multi_modal_data(request.media, media)
+        data = multi_modal_data(request.media, media, {})
         prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids), "multi_modal_data": data}
         if request.mm_processor_kwargs:
             prompt["mm_processor_kwargs"] = request.mm_processor_kwargs
@@ -103,15 +101,6 @@ class VllmRenderer:
 
     def shutdown(self) -> None:
         self._renderer.shutdown()
-
-
-def multi_modal_data(described: Sequence[EngineMedia], media: Sequence[DecodedMedia]) -> dict[str, list[Any]]:
-    """Decoded items by modality, each in prompt order, as the engine gets them."""
-    data: dict[str, list[Any]] = {}
-    for item, decoded in zip(described, media, strict=True):
-        value = clip_data(decoded) if isinstance(decoded, DecodedVideo) else decoded
-        data.setdefault(item.modality.value, []).append(value)
-    return data
 
 
 def renderer_contract(model_config: Any) -> LayoutContract:
