@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         return _WRONG_CALL
     layout = _layout(files, options)
     requests = [(item,) for item in items] if args.each else [tuple(items)]
-    answers = [lay_out(layout, request) for request in requests]
+    answers = [_explained(lay_out(layout, request), files) for request in requests]
     for answer in answers:
         print(json.dumps(answer.as_json()) if args.json else "\n".join(_lines(answer)))
     return _REFUSED if not args.each and any(answer.refusal for answer in answers) else 0
@@ -93,6 +93,12 @@ def _options(args: argparse.Namespace) -> LayoutOptions:
     kwargs = json.loads(args.processor_kwargs)
     if not isinstance(kwargs, dict):
         raise ValueError(f"--processor-kwargs takes a JSON object, got {args.processor_kwargs}")
+    if args.max_model_len is not None and args.max_model_len < 1:
+        raise ValueError(f"--max-model-len takes a number of tokens from 1, got {args.max_model_len}")
+    if not 0 <= args.video_pruning_rate < 1:
+        raise ValueError(
+            f"--video-pruning-rate takes a number from 0 to below 1, got {args.video_pruning_rate}"
+        )
     return LayoutOptions(args.engine, args.max_model_len, args.video_pruning_rate, kwargs)
 
 
@@ -123,6 +129,17 @@ def lay_out(layout: FamilyLayout | Refusal, items: tuple[Item, ...]) -> ItemLayo
     edges = np.cumsum([0, *map(len, ids)]).tolist()
     spans = (PlacedItem(i, start, end - start) for i, (start, end) in enumerate(pairwise(edges)))
     return ItemLayout(items, np.concatenate(ids), tuple(spans))
+
+
+def _explained(answer: ItemLayout, files: ModelFolder) -> ItemLayout:
+    """A missing tokenizer is often why a modality is not laid out: times of frames are text."""
+    refusal = answer.refusal
+    if refusal is None or refusal.reason is not DegradeReason.UNSUPPORTED_MODALITY:
+        return answer
+    if files.tokenizer is not None:
+        return answer
+    detail = f"{refusal.detail}; the folder has no tokenizer, which layouts with text need"
+    return replace(answer, refusal=replace(refusal, detail=detail))
 
 
 def _lines(answer: ItemLayout) -> Iterator[str]:

@@ -26,8 +26,10 @@ from sightline_types import DegradeReason, ImageSize, MediaId, VideoShape
 
 __all__ = ["Item", "ItemError", "read_items"]
 
-_IMAGE = re.compile(r"image:(\d+)x(\d+)")
-_VIDEO = re.compile(r"video:(\d+)x(\d+):(\d+)(?:@(\d+(?:\.\d*)?))?(?::indices=(\d+(?:,\d+)*))?")
+_IMAGE = re.compile(r"image:(\d+)x(\d+)", re.ASCII)
+_VIDEO = re.compile(r"video:(\d+)x(\d+):(\d+)(?:@(\d+(?:\.\d*)?))?(?::indices=(\d+(?:,\d+)*))?", re.ASCII)
+#: More than any processor samples; the layout of a longer clip would not fit into memory.
+MAX_FRAMES = 10_000
 _URL = re.compile(r"(https?|data):", re.IGNORECASE)
 
 
@@ -86,6 +88,8 @@ def _size(text: str, width: str, height: str) -> ImageSize:
 
 def _clip(text: str, size: ImageSize, frames: int, fps: str | None, indices: str | None) -> VideoShape:
     """Without indices, the frames are the file's first."""
+    if frames > MAX_FRAMES:
+        raise ItemError(f"{text!r} has {frames} frames; at most {MAX_FRAMES} are laid out")
     chosen = tuple(map(int, indices.split(","))) if indices else tuple(range(frames))
     if len(chosen) != frames:
         raise ItemError(f"{text!r} names {len(chosen)} indices for {frames} frames")

@@ -85,7 +85,7 @@ class ModelFolder:
     def load(cls, folder: Path) -> ModelFolder:
         """
         Raises:
-            OSError: it is not a folder with a config.json.
+            OSError: it is not a folder with a config.json, or a file in it is broken.
         """
         if not (folder / "config.json").is_file():
             raise OSError(f"{folder} is not a model's folder: it has no config.json")
@@ -100,11 +100,15 @@ def _tokenizer_of(folder: Path) -> PreTrainedTokenizerBase | None:
         start = _read_json(str(folder), "tokenizer_config.json", required=False).get("bos_token")
         start = start.get("content") if isinstance(start, dict) else start
         file = str(folder / "tokenizer.json")
-        return PreTrainedTokenizerFast(tokenizer_file=file, bos_token=start)
+        try:
+            return PreTrainedTokenizerFast(tokenizer_file=file, bos_token=start)
+        except Exception as error:  # tokenizers (0.22) raises no narrower class for a broken file
+            raise OSError(f"{file} cannot be read: {error}") from error
     if not any(
         (folder / name).is_file() for name in ("tokenizer.model", "vocab.json", "tokenizer_config.json")
     ):
         return None
+    _read_json(str(folder), "tokenizer_config.json", required=False)  # refused here where it is no object
     try:
         return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(str(folder)))
     except (OSError, ValueError, ImportError) as error:

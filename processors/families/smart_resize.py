@@ -53,8 +53,9 @@ class PatchGrid:
         limits = pixel_limits(kwargs, {"shortest_edge": limits[0], "longest_edge": limits[1]})
         if limits is None:
             return None
-        patch, merge = settings.get("patch_size", _PATCH_SIZE), settings.get("merge_size", _MERGE_SIZE)
-        return cls(int(patch), int(merge), *limits)
+        patch = _positive(settings.get("patch_size", _PATCH_SIZE))
+        merge = _positive(settings.get("merge_size", _MERGE_SIZE))
+        return None if patch is None or merge is None else cls(patch, merge, *limits)
 
     @property
     def factor(self) -> int:
@@ -112,13 +113,20 @@ def pixel_limits(
 ) -> tuple[int, int] | None:
     """(min_pixels, max_pixels) as the processor reads them: `size` first, then the flat keys over it.
 
-    None where `size` lacks an edge that no flat key fills: the processor raises then.
+    None where `size` lacks an edge that no flat key fills, or one is no number of pixels: the processor
+    raises then.
     """
     given = settings.get("size") or class_size
     size = dict(given) if isinstance(given, Mapping) else {}
     for key, flat in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
         if settings.get(flat) is not None:
             size[key] = settings[flat]
-    if not size.get("shortest_edge") or not size.get("longest_edge"):
+    shortest, longest = _positive(size.get("shortest_edge")), _positive(size.get("longest_edge"))
+    return None if shortest is None or longest is None else (shortest, longest)
+
+
+def _positive(value: object) -> int | None:
+    """The whole number of at least 1 that a settings file gives; None where it gives another thing."""
+    if not isinstance(value, int | float) or not math.isfinite(value) or value < 1:
         return None
-    return int(size["shortest_edge"]), int(size["longest_edge"])
+    return int(value)

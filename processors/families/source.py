@@ -72,7 +72,9 @@ class Source:
         """
         if self.model_type in families.values():
             return self.model_type
-        architectures = self.config.get("architectures") or ()
+        architectures = self.config.get("architectures")
+        if not isinstance(architectures, list | tuple):
+            return None
         return next((families[name] for name in architectures if name in families), None)
 
     def number(self, settings: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -68,7 +68,8 @@ def test_a_clip_with_times_needs_a_tokenizer_and_takes_its_indices(
     folder = folder_of(tmp_path, "qwen3_vl")
     clip = ["video:64x48:2@50:indices=3828,3877", "--json"]
     assert main(["layout", "--model", str(folder), *clip]) == 2
-    assert printed(capsys)[0]["refusal"]["reason"] == "unsupported_modality"
+    refusal = printed(capsys)[0]["refusal"]
+    assert refusal["reason"] == "unsupported_modality" and "no tokenizer" in refusal["detail"]
     tiny_tokenizer().save_pretrained(folder)
     assert main(["layout", "--model", str(folder), *clip]) == 0
     assert printed(capsys)[0]["tokens"] == len("<77.1 seconds>") + 1 + 4 + 1
@@ -124,6 +125,10 @@ def test_a_tokenizer_that_a_layout_needs_is_asked_for(
         ["--model", "{model}", "image:4"],
         ["--model", "{model}", "image:0x4"],
         ["--model", "{model}", "video:4x4:2@30:indices=1"],
+        ["--model", "{model}", "image:\u0663x\u0664"],
+        ["--model", "{model}", "video:640x360:99999999"],
+        ["--model", "{model}", "--max-model-len", "0", "image:4x4"],
+        ["--model", "{model}", "--video-pruning-rate", "nan", "image:4x4"],
         ["--model", "{model}", "nowhere.png"],
         ["--model", "{model}", "--engine", "other", "image:4x4"],
         ["--model", "{model}", "--processor-kwargs", "[]", "image:4x4"],
@@ -136,6 +141,51 @@ def test_a_wrong_call_ends_with_1(
     folder = str(folder_of(tmp_path, "qwen2_vl"))
     assert main(["layout", *(word.replace("{model}", folder) for word in words)]) == 1
     assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", "{"),
+        ("preprocessor_config.json", "[]"),
+        ("tokenizer.json", "{"),
+        ("tokenizer_config.json", "[]"),
+    ],
+)
+def test_a_broken_file_in_the_folder_ends_with_1(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path, "qwen2_vl")
+    (folder / name).write_text(text)
+    assert main(["layout", "--model", str(folder), "image:28x28"]) == 1
+    assert capsys.readouterr().err.startswith("sightline: ")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"patch_size": 0},
+        {"merge_size": -1},
+        {"patch_size": "large"},
+        {"size": {"shortest_edge": 56, "longest_edge": "large"}},
+        {"max_pixels": float("inf")},
+    ],
+)
+def test_settings_that_are_no_numbers_are_refused_by_name(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path, "qwen2_vl")
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert main(["layout", "--model", str(folder), "--json", "image:28x28"]) == 2
+    assert printed(capsys)[0]["refusal"]["reason"] == "unsupported_family"
+
+
+def test_architectures_that_are_no_list_name_no_family(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": 5}')
+    assert main(["layout", "--model", str(tmp_path), "--json", "image:28x28"]) == 2
+    assert printed(capsys)[0]["refusal"]["reason"] == "unsupported_family"
 
 
 def test_a_video_file_is_laid_out_by_the_frames_that_would_be_sampled(
