@@ -57,7 +57,7 @@ _XMP_START = b"http://ns.adobe.com/xap/1.0/\x00"
 
 def _jpeg(head: bytes) -> ImageSize:
     """Every segment up to the scan is read: EXIF may follow the frame header."""
-    size, exif, xmp = None, b"", b""
+    size, exif, xmp = None, bytearray(), b""
     for marker, at, length in _segments(head):
         if marker in _SOF:
             bits, height, width = unpack(">BHH", head, at)
@@ -72,7 +72,7 @@ def _jpeg(head: bytes) -> ImageSize:
                 xmp = body[len(_XMP_START) :]
     if size is None:
         raise UnknownFormat("a JPEG without a frame header")
-    return upright(*size, orientation(exif, xmp))
+    return upright(*size, orientation(bytes(exif), xmp))
 
 
 def _segments(head: bytes) -> Iterator[tuple[int, int, int]]:

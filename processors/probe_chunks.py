@@ -16,6 +16,8 @@ __all__ = ["png_size", "webp_size"]
 # PNG
 
 _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
+_RAW_PROFILE, _XMP = b"Raw profile type exif", b"XML:com.adobe.xmp"
+_LONGEST_KEYWORD = 80
 #: Longest unpacked text that is looked at: no orientation hides in more.
 _TEXT_LIMIT = 1 << 20
 
@@ -24,17 +26,19 @@ def png_size(head: bytes) -> ImageSize:
     kind, width, height = struct.unpack(">4sLL", take(head, 12, 12))
     if kind != b"IHDR":
         raise UnknownFormat("a PNG that does not begin with IHDR")
-    exif, raw_profile, xmp = b"", b"", b""
+    exif = b""
+    texts: dict[bytes, bytes] = {}  # by keyword: still packed, so that thousands of bombs cost one
     for kind, body in _png_chunks(head):
         if kind == b"eXIf":
             exif = body
-        elif kind in _TEXT_CHUNKS:
-            keyword, text = _png_text(kind, body)
-            if keyword == b"Raw profile type exif":
-                raw_profile = _unhex(text)
-            elif keyword == b"XML:com.adobe.xmp":
-                xmp = text
-    return upright(width, height, orientation(exif or raw_profile, xmp))
+        elif (keyword := body[:_LONGEST_KEYWORD].partition(b"\x00")[0]) in (_RAW_PROFILE, _XMP):
+            texts[keyword] = kind + body
+    packed = texts.get(_RAW_PROFILE)
+    if not exif and packed is not None:
+        exif = _unhex(_png_text(packed[:4], packed[4:]))
+    packed = texts.get(_XMP)
+    xmp = b"" if packed is None else _png_text(packed[:4], packed[4:])
+    return upright(width, height, orientation(exif, xmp))
 
 
 def _png_chunks(head: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -52,15 +56,16 @@ def _png_chunks(head: bytes) -> Iterator[tuple[bytes, bytes]]:
         at += 12 + length
 
 
-def _png_text(kind: bytes, body: bytes) -> tuple[bytes, bytes]:
-    keyword, _, text = body.partition(b"\x00")
+def _png_text(kind: bytes, body: bytes) -> bytes:
+    """A text chunk's text, unpacked."""
+    _, _, text = body.partition(b"\x00")
     if kind == b"tEXt":
-        return keyword, text
+        return text
     if kind == b"zTXt":
-        return keyword, _inflate(text[1:])
+        return _inflate(text[1:])
     _, _, rest = text[2:].partition(b"\x00")
     _, _, content = rest.partition(b"\x00")
-    return keyword, _inflate(content) if text[:1] == b"\x01" else content
+    return _inflate(content) if text[:1] == b"\x01" else content
 
 
 def _inflate(data: bytes) -> bytes:

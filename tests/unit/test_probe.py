@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from io import BytesIO
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from picture_files import HEIGHT, WIDTH, corpus, encoded, exif, jpeg_segment, jpeg_with, picture
+from picture_files import (
+    HEIGHT,
+    WIDTH,
+    corpus,
+    encoded,
+    exif,
+    jpeg_segment,
+    jpeg_with,
+    picture,
+    png_chunk,
+)
 from PIL import Image, ImageOps
 
-from processors import NeedMoreBytes, UnknownFormat, probe_image
+from processors import NeedMoreBytes, UnknownFormat, probe_chunks, probe_image
 from processors.probe import ProbeError
 from sightline_types import ImageSize
 
@@ -113,3 +124,26 @@ def _only_ours(data: bytes) -> None:
     except ProbeError:
         return
     assert size.width > 0 and size.height > 0
+
+
+def test_of_many_packed_texts_in_a_png_one_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    inflate, unpacked = probe_chunks._inflate, list[int]()
+
+    def counting(data: bytes) -> bytes:
+        unpacked.append(len(data))
+        return inflate(data)
+
+    monkeypatch.setattr(probe_chunks, "_inflate", counting)
+    profile = b"Raw profile type exif\0\0" + zlib.compress(b"\n\n\n" + b"0" * 4096)
+    head = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", struct.pack(">LLBBBBB", 30, 20, 8, 2, 0, 0, 0))
+    head += png_chunk(b"zTXt", profile) * 500 + png_chunk(b"IDAT", b"") + png_chunk(b"IEND", b"")
+    assert probe_image(head) == ImageSize(30, 20)
+    assert len(unpacked) == 1
+
+
+def test_an_orientation_in_pieces_over_many_segments_is_put_together() -> None:
+    exif = b"MM\0*\0\0\0\x08\0\x01" + struct.pack(">HHLHH", 0x0112, 3, 1, 6, 0) + b"\0\0\0\0"
+    pieces = [b"Exif\0\0" + exif[at : at + 1] for at in range(len(exif))]
+    segments = [b"\xff\xe1" + struct.pack(">H", len(piece) + 2) + piece for piece in pieces]
+    frame = b"\xff\xc0\0\x0b\x08" + struct.pack(">HH", 20, 30) + b"\x01\x11\0\0"
+    assert probe_image(b"\xff\xd8" + b"".join(segments) + frame + b"\xff\xda") == ImageSize(20, 30)
