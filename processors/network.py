@@ -42,6 +42,8 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 #: IETF protocol assignments: some clouds have their metadata there.
 _PROTOCOL_ASSIGNMENTS = ipaddress.ip_network("192.0.0.0/24")
+#: Public by its number, and inside Azure the host that hands out certificates and secrets.
+_AZURE_HOST = ipaddress.IPv4Address("168.63.129.16")
 
 
 class AddressRefused(RequestError):
@@ -65,7 +67,7 @@ def is_public(address: str) -> bool:
         if embedded is not None:
             return is_public(str(embedded))
         return ip in _GLOBAL_UNICAST and ip.is_global
-    return ip.is_global and not ip.is_multicast and ip not in _PROTOCOL_ASSIGNMENTS
+    return ip.is_global and not ip.is_multicast and ip not in _PROTOCOL_ASSIGNMENTS and ip != _AZURE_HOST
 
 
 class SystemResolver:

@@ -175,7 +175,7 @@ async def test_a_cookie_is_not_given_back(server: Origin) -> None:
     ["127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
      "224.0.0.1", "::1", "::", "fe80::1%eth0", "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1",
      "2002:7f00:1::", "ff02::1", "::127.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b:1::7f00:1", "fec0::1",
-     "192.0.0.192"],
+     "192.0.0.192", "168.63.129.16"],
 )  # fmt: skip
 def test_an_address_that_is_not_public_is_known(address: str) -> None:
     assert not is_public(address)
