@@ -159,7 +159,7 @@ class FamilyLayout(ABC):
         """Whether `replacements` is right only while the engine's processor cache holds none of the items.
 
         Where items share a budget, vLLM shares it among those that it processes together, and leaves out
-        those that it knows.
+        those that it knows. Or the engine takes several items for one.
         """
         return False
 

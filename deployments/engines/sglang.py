@@ -38,6 +38,7 @@ from deployments.engines.sglang_media import (
 )
 from deployments.engines.sglang_output import StreamReader
 from deployments.engines.sglang_process import SglangProcess, server_fields
+from deployments.engines.sglang_video import ClipProcessor, images_first
 from deployments.protocol import EngineMessage, EngineRequest, Failed, NotHeld
 from processors import LayoutOptions, ModelFiles, layout_for
 from router.client import spawn
@@ -63,6 +64,7 @@ class SglangEngine(ServingEngine):
         self._args = args
         self._ports = ports  # keeps the claim on the ports
         self._keys = TEXT_ONLY
+        self._clips: ClipProcessor | None = None
         self._layouts: tuple[LayoutContract, ...] = ()
         self._fields = request_fields()
         self._load: EngineLoad | None = None
@@ -77,8 +79,12 @@ class SglangEngine(ServingEngine):
         args = known_args(args, config.engine_args, await asyncio.to_thread(server_fields))
         process = await asyncio.to_thread(SglangProcess.start, args)
         engine = cls(process, args, ports)
-        if config.enable_multimodal and engine._manager.mm_processor is not None:
-            await engine._probe(config.model)
+        try:
+            if config.enable_multimodal and engine._manager.mm_processor is not None:
+                await engine._probe(config.model)
+        except BaseException:
+            engine.shutdown()  # or its processes outlive a start that failed
+            raise
         engine._load_watch = spawn(engine._watch_load())
         return engine
 
@@ -91,7 +97,10 @@ class SglangEngine(ServingEngine):
             self._keys = await probe_media_keys(self._manager, probe_prompt(layout, files))
         if self._keys.doubt:
             log.warning("media earn no credit on this engine: %s", self._keys.doubt)
-        self._layouts = await layouts(self._manager.mm_processor, files, self._keys)
+        processor = self._manager.mm_processor
+        if layout is not None and Modality.VIDEO in layout.placeholders:
+            self._clips = await asyncio.to_thread(ClipProcessor, processor, layout)
+        self._layouts = await layouts(processor, files, self._keys, self._clips)
 
     async def contract(self) -> WorkerContract:
         import sglang
@@ -117,7 +126,7 @@ class SglangEngine(ServingEngine):
             yield NotHeld(keeps_media=False)  # SGLang takes no picture by its name alone
             return
         try:
-            fields = self._request(request, media)
+            fields = await self._request(request, media)
             async with contextlib.aclosing(self._generate(fields, request)) as messages:
                 async for message in messages:
                     yield message
@@ -141,28 +150,40 @@ class SglangEngine(ServingEngine):
                 for message in reader.read(output):
                     yield message
 
-    def _request(self, request: EngineRequest, media: Sequence[Any]) -> dict[str, Any]:
+    async def _request(self, request: EngineRequest, media: Sequence[Any]) -> dict[str, Any]:
         """Fields of SGLang's `GenerateReqInput`."""
         self._check(request, media)
         sampling = request.sampling
         deterministic = bool(self._args.get("enable_deterministic_inference"))
         fields: dict[str, Any] = {
             "rid": str(request.decision_id),
-            "input_ids": list(request.token_ids),
             "sampling_params": sampling_params(sampling, is_deterministic=deterministic),
             "stream": True,
             "return_prompt_token_ids": True,
+            **await self._prompt(request, media),
         }
-        if media:
-            fields["image_data"] = list(media)
-        if media and self._keys.takes_hashes:
-            fields["mm_hashes"] = [item.media_id.hex for item in request.media]
         if request.cache_salt:
             fields["cache_salt"] = request.cache_salt
         if sampling.logprobs is not None:
             fields |= {"return_logprob": True, "top_logprobs_num": sampling.logprobs}
             fields["return_text_in_logprobs"] = True
         return {name: value for name, value in fields.items() if name in self._fields}
+
+    async def _prompt(self, request: EngineRequest, media: Sequence[Any]) -> dict[str, Any]:
+        """Token ids, media, and the identities in the order in which SGLang counts the items."""
+        fields: dict[str, Any] = {"input_ids": list(request.token_ids)}
+        modalities = [item.modality for item in request.media]
+        takes_hashes = bool(media) and self._keys.takes_hashes
+        if Modality.VIDEO in modalities and self._clips is not None:
+            ready = await self._clips.ready(request.token_ids, media)
+            fields = {"input_ids": ready.token_ids, "video_data": [ready.data]}
+            takes_hashes = takes_hashes and ready.are_apart
+        elif media:
+            fields["image_data"] = list(media)
+        if takes_hashes:
+            order = images_first(modalities)
+            fields["mm_hashes"] = [request.media[index].media_id.hex for index in order]
+        return fields
 
     def _check(self, request: EngineRequest, media: Sequence[Any]) -> None:
         if request.mm_processor_kwargs:
@@ -171,9 +192,10 @@ class SglangEngine(ServingEngine):
                 f"mm_processor_kwargs ({names}): this engine (SGLang) takes no processor options per "
                 "request; leave them out, or set mm_process_config among its engine_args"
             )
-        other = sorted({item.modality.value for item in request.media} - {Modality.IMAGE.value})
-        if other:
-            raise Unsupported(f"{', '.join(other)}: with this engine (SGLang) only images are served")
+        if self._clips is None and any(item.modality is Modality.VIDEO for item in request.media):
+            raise Unsupported(
+                "video: with this engine (SGLang) clips are served of the Qwen-VL families only"
+            )
         if request.cache_salt and "cache_salt" not in self._fields:
             raise Unsupported("cache_salt: this SGLang cannot keep caches apart; use a newer release")
         if len(media) != len(request.media):

@@ -22,9 +22,18 @@ from typing import Any
 
 from PIL import Image
 
-from processors import FamilyLayout, LayoutOptions, ModelFiles, layout_for
+from deployments.engines.sglang_video import ClipProcessor, ItemsMiscounted, clip_requests, foreseen_ids
+from processors import FamilyLayout, LayoutOptions, ModelFiles, Shape, layout_for
 from router.pads import pad_values
-from sightline_types import DegradeReason, ImageSize, KeyScheme, LayoutContract, MediaId, Modality
+from sightline_types import (
+    DegradeReason,
+    ImageSize,
+    KeyScheme,
+    LayoutContract,
+    MediaId,
+    Modality,
+    VideoShape,
+)
 
 __all__ = ["MediaKeys", "layouts", "matching_scheme", "probe_media_keys", "probe_prompt", "request_fields"]
 
@@ -151,44 +160,89 @@ def _drop_early_pads(processor: Any) -> None:
     processor.process_mm_data_async = process_mm_data_async
 
 
-def probe_prompt(layout: FamilyLayout, files: ModelFiles) -> list[int]:
-    """Text, a picture's placeholder, text: SGLang takes no placeholder for one at a prompt's very start.
+def probe_prompt(
+    layout: FamilyLayout, files: ModelFiles, shapes: Sequence[Shape] = (PROBE_SIZE,)
+) -> list[int]:
+    """Text, then each item's placeholder and text: SGLang takes no placeholder at a prompt's very start.
 
     The text is tokenized letter by letter, so that an engine that tokenizes it again is found out.
     """
     letters = (files.tokenizer.encode(letter, add_special_tokens=False) for letter in "the same")
     text: list[int] = [token for letter in letters for token in letter]
-    return [*text, layout.placeholders[Modality.IMAGE], *text]
+    prompt = list(text)
+    for shape in shapes:
+        modality = Modality.VIDEO if isinstance(shape, VideoShape) else Modality.IMAGE
+        prompt += [layout.placeholders[modality], *text]
+    return prompt
 
 
-async def layouts(processor: Any, files: ModelFiles, keys: MediaKeys) -> tuple[LayoutContract, ...]:
-    """The layout of requests with pictures, as this engine's processor really makes it."""
+async def layouts(
+    processor: Any, files: ModelFiles, keys: MediaKeys, clips: ClipProcessor | None
+) -> tuple[LayoutContract, ...]:
+    """The layouts of requests with pictures, with clips, and with both, as this engine really makes them.
+
+    clips: None where the engine is given none.
+    """
     layout = layout_for(files, LayoutOptions(engine="sglang"))
     if layout is None or Modality.IMAGE not in layout.placeholders:
         reason = DegradeReason.UNSUPPORTED_FAMILY
         return (LayoutContract(files.model_type, "", False, reason, "no layout is known for this family"),)
-    fingerprint = layout.fingerprint({Modality.IMAGE})
+    pictures = await _of_pictures(processor, layout, files, keys)
+    contracts = [_contract(layout, (Modality.IMAGE,), keys, pictures)]
+    if clips is not None and Modality.VIDEO in layout.modalities:
+        detail = await _of_clips(processor, layout, files, keys, clips)
+        contracts.append(_contract(layout, (Modality.VIDEO,), keys, detail))
+        contracts.append(_contract(layout, (Modality.IMAGE, Modality.VIDEO), keys, pictures or detail))
+    return tuple(contracts)
+
+
+def _contract(
+    layout: FamilyLayout, modalities: tuple[Modality, ...], keys: MediaKeys, detail: str
+) -> LayoutContract:
+    """detail: where this engine and the registry part; empty where they do not."""
+    fingerprint = layout.fingerprint(modalities)
+    family = layout.family if modalities == (Modality.IMAGE,) else f"{layout.family}+{'+'.join(modalities)}"
     if not keys.is_exact:
-        reason = DegradeReason.ENGINE_IDENTITY
-        return (LayoutContract(layout.family, fingerprint, False, reason, keys.doubt),)
-    for size in SIZES:
-        detail = await _difference(processor, layout, files, size)
-        if detail:
-            log.warning("family %s is not exact here: %s", layout.family, detail)
-            reason = DegradeReason.CONTRACT_MISMATCH
-            return (LayoutContract(layout.family, fingerprint, False, reason, detail),)
-    return (LayoutContract(layout.family, fingerprint, True),)
+        return LayoutContract(family, fingerprint, False, DegradeReason.ENGINE_IDENTITY, keys.doubt)
+    if detail:
+        log.warning("family %s is not exact here: %s", family, detail)
+        return LayoutContract(family, fingerprint, False, DegradeReason.CONTRACT_MISMATCH, detail)
+    return LayoutContract(family, fingerprint, True)
 
 
-async def _difference(processor: Any, layout: FamilyLayout, files: ModelFiles, size: ImageSize) -> str:
+async def _of_pictures(processor: Any, layout: FamilyLayout, files: ModelFiles, keys: MediaKeys) -> str:
     prompt = probe_prompt(layout, files)
-    plans = layout.replacements([size])
-    ours = layout.expand(prompt, plans)
-    output = await run_processor(processor, prompt, size)
-    theirs = [int(token) for token in output.input_ids]
-    if ours.token_ids.tolist() == theirs:
+    for size in SIZES if keys.is_exact else ():
+        ours = foreseen_ids(layout, prompt, [size])
+        output = await run_processor(processor, prompt, size)
+        detail = _difference(ours, [int(token) for token in output.input_ids])
+        if detail:
+            return f"at {size} {detail}"
+    return ""
+
+
+async def _of_clips(
+    processor: Any, layout: FamilyLayout, files: ModelFiles, keys: MediaKeys, clips: ClipProcessor
+) -> str:
+    for shapes in clip_requests(layout) if keys.is_exact else ():
+        prompt = probe_prompt(layout, files, shapes)
+        ours = foreseen_ids(layout, prompt, shapes)
+        try:
+            detail = _difference(ours, await clips.engine_ids(processor, prompt, shapes))
+        except ItemsMiscounted as error:
+            detail = str(error)
+        if detail:
+            return f"at {', '.join(map(str, shapes))} {detail}"
+    return ""
+
+
+def _difference(ours: list[int] | None, theirs: list[int] | None) -> str:
+    """None: a refusal."""
+    if ours == theirs:
         return ""
-    what = f"{len(theirs)} tokens, the registry {len(ours.token_ids)}"
-    if len(theirs) == len(ours.token_ids):
-        what = "other tokens than the registry"
-    return f"at {size} this engine makes {what}"
+    if ours is None or theirs is None:
+        refuses = "this engine refuses" if theirs is None else "this engine does not refuse"
+        return f"{refuses}, unlike the registry"
+    if len(theirs) == len(ours):
+        return "this engine makes other tokens than the registry"
+    return f"this engine makes {len(theirs)} tokens, the registry {len(ours)}"

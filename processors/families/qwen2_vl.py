@@ -5,7 +5,7 @@ A clip is resized frame by frame with the picture's arithmetic, and two frames m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from processors.families.evs import retained_tokens
@@ -27,7 +27,11 @@ _VIDEO_SIZE = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}
 
 @dataclass(frozen=True)
 class Qwen2VLLayout(FamilyLayout):
-    """video: None where clips are not laid out exactly. pruning_rate: of Qwen2.5-VL's clips."""
+    """video: None where clips are not laid out exactly. pruning_rate: of Qwen2.5-VL's clips.
+
+    merges_clips: the engine takes several clips for one item, with one identity of its own (SGLang 0.5.23,
+    which tells clips apart by their groups of frames, and these have one run a clip).
+    """
 
     family: str
     image_id: int
@@ -35,6 +39,7 @@ class Qwen2VLLayout(FamilyLayout):
     video_id: int | None = None
     video: PatchGrid | None = None
     pruning_rate: float = 0.0
+    merges_clips: bool = False
 
     @property
     def placeholders(self) -> Mapping[Modality, int]:
@@ -49,6 +54,9 @@ class Qwen2VLLayout(FamilyLayout):
         if modality is Modality.IMAGE or self.video is None:
             return {"id": self.image_id, **self.image.parameters}
         return {"id": self.video_id, **self.video.parameters, "pruning": self.pruning_rate}
+
+    def holds_only_cold(self, shapes: Sequence[Shape | None]) -> bool:
+        return self.merges_clips and sum(isinstance(shape, VideoShape) for shape in shapes) > 1
 
     def replacement(self, shape: Shape) -> Replacement:
         if not isinstance(shape, VideoShape):
@@ -71,8 +79,9 @@ def layout(source: Source) -> Qwen2VLLayout | None:
     rate = source.options.video_pruning_rate
     video_id = source.config.get("video_token_id")
     video = None if rate and family == "qwen2_vl" else _video(source)
+    merges = source.options.engine == "sglang"
     return Qwen2VLLayout(
-        family, source.token("image_token_id"), image, video_id, video if video_id else None, rate
+        family, source.token("image_token_id"), image, video_id, video if video_id else None, rate, merges
     )
 
 

@@ -162,7 +162,7 @@ def layout(source: Source) -> Qwen3VLLayout | None:
     if family is None or image is None:
         return None
     video_id = source.config.get("video_token_id")
-    video = _video(source, video_id) if video_id is not None and source.options.engine != "sglang" else None
+    video = _video(source, video_id) if video_id is not None else None
     return Qwen3VLLayout(family, source.token("image_token_id"), image, video_id, video)
 
 

@@ -22,7 +22,7 @@ from deployments.media import MediaDecoder
 from deployments.protocol import Delta, EngineRequest, Finished, Sampling
 from deployments.queries import route_query
 from deployments.transport import pack
-from processors import Fetcher, MediaConfig, ModelFiles, PromptBuilder, VideoConfig
+from processors import Fetcher, LayoutOptions, MediaConfig, ModelFiles, PromptBuilder, VideoConfig
 from router.config import RouterConfig
 from router.core import RouterCore
 from router.keys import block_keys
@@ -127,7 +127,12 @@ class Bench:
         files = ModelFiles.load(self._config.model)
         self.fetcher = Fetcher(media)
         self.prompts = PromptBuilder(
-            files, media, enable_multimodal=True, fetcher=self.fetcher, video=self._config.video
+            files,
+            media,
+            enable_multimodal=True,
+            fetcher=self.fetcher,
+            layout_options=LayoutOptions(engine=self._config.engine),
+            video=self._config.video,
         )
         self.media = await MediaDecoder.for_model(self._config)
         self.engine = await start_engine(self._config)
