@@ -8,10 +8,10 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from router.columns import CANDIDATE, Rows
+from router.columns import CANDIDATE, CandidateRow, Rows
 from sightline_types import CandidateScore, DegradeReason, MediaOverlap, MediaSpan, WorkerId
 
-__all__ = ["CandidateTable", "code_of", "reason_of"]
+__all__ = ["CandidateTable", "code_of", "reason_of", "reasons_of"]
 
 _REASONS = tuple(DegradeReason)
 _CODES = {reason: code for code, reason in enumerate(_REASONS, 1)}
@@ -26,14 +26,24 @@ def reason_of(code: int) -> DegradeReason | None:
     return _REASONS[code - 1] if code else None
 
 
+def reasons_of(row: CandidateRow) -> tuple[DegradeReason, ...]:
+    """Why the candidate is less than exact."""
+    reason = reason_of(row.reason)
+    named = () if reason is None else (reason,)
+    return named if row.has_events else (*named, DegradeReason.KV_EVENTS_OFF)
+
+
 class CandidateTable(Sequence[CandidateScore]):
     """rows: `CANDIDATE`, shape (n,). workers: of the rows, in their order.
 
     spans: the request's media. encoded: shape (len(spans), n): whose encoder output each row's worker is
-    thought to have; None where it has none.
+    thought to have; None where it has none. first: the row of the chosen candidate.
+
+    As a sequence the chosen one comes first, then the others, cheapest first; the rows stay where they are,
+    and their order is found when somebody reads beyond the first. Without a chosen one: as the rows.
     """
 
-    __slots__ = ("_encoded", "_spans", "_workers", "rows")
+    __slots__ = ("_encoded", "_first", "_order", "_spans", "_workers", "rows")
 
     def __init__(
         self,
@@ -41,17 +51,20 @@ class CandidateTable(Sequence[CandidateScore]):
         workers: Sequence[WorkerId],
         spans: tuple[MediaSpan, ...] = (),
         encoded: npt.NDArray[np.bool_] | None = None,
+        first: int | None = None,
     ) -> None:
         self.rows = rows
         self._workers = workers
         self._spans = spans
         self._encoded = encoded
+        self._first = first
+        self._order: npt.NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[CandidateScore]:
-        return (self._score(row) for row in range(len(self.rows)))
+        return (self._score(self._row_at(place)) for place in range(len(self.rows)))
 
     @overload
     def __getitem__(self, index: int) -> CandidateScore: ...
@@ -59,10 +72,10 @@ class CandidateTable(Sequence[CandidateScore]):
     def __getitem__(self, index: slice) -> CandidateTable: ...
     def __getitem__(self, index: int | slice) -> CandidateScore | CandidateTable:
         if isinstance(index, slice):
-            return self.take(np.arange(len(self.rows))[index])
+            return self.take(self._ranking()[index])
         if not -len(self.rows) <= index < len(self.rows):
             raise IndexError(index)
-        return self._score(index % len(self.rows))
+        return self._score(self._row_at(index % len(self.rows)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -85,21 +98,45 @@ class CandidateTable(Sequence[CandidateScore]):
     def row_of(self, worker: WorkerId) -> int | None:
         return next((row for row, known in enumerate(self._workers) if known == worker), None)
 
+    def row(self, row: int) -> CandidateRow:
+        return CandidateRow._make(self.rows[row].item())
+
+    def ranked(self, chosen: int) -> CandidateTable:
+        """The same rows, of which this one was chosen."""
+        return CandidateTable(self.rows, self._workers, self._spans, self._encoded, chosen)
+
+    def _row_at(self, place: int) -> int:
+        if place == 0 and self._first is not None:
+            return self._first
+        return int(self._ranking()[place])
+
+    def _ranking(self) -> npt.NDArray[np.intp]:
+        """The row of each place."""
+        if self._order is None:
+            self._order = np.arange(len(self.rows)) if self._first is None else self._rank(self._first)
+        return self._order
+
+    def _rank(self, first: int) -> npt.NDArray[np.intp]:
+        order = np.argsort(self.rows["cost_ms"], kind="stable")
+        return np.concatenate([[first], order[order != first]])
+
     def take(self, order: npt.NDArray[np.intp]) -> CandidateTable:
         """These rows, in this order."""
         encoded = None if self._encoded is None else self._encoded[:, order]
         workers = self._workers
         return CandidateTable(
-            self.rows[order], [workers[row] for row in order.tolist()], self._spans, encoded
+            self.rows.take(order), [workers[row] for row in order.tolist()], self._spans, encoded
         )
 
     def joined(self, other: CandidateTable) -> CandidateTable:
-        """The rows of both; `other` is of the same request."""
+        """The rows of both, those of `other` behind; it is of the same request."""
         encoded = None
         if self._encoded is not None and other._encoded is not None:
             encoded = np.concatenate([self._encoded, other._encoded], axis=1)
         rows = np.concatenate([self.rows, other.rows])
-        return CandidateTable(rows, [*self._workers, *other._workers], self._spans, encoded)
+        table = CandidateTable(rows, [*self._workers, *other._workers], self._spans, encoded)
+        table._order = np.concatenate([self._ranking(), len(self) + other._ranking()])
+        return table
 
     @classmethod
     def of_stranger(cls, worker: WorkerId, total: int, media_total: int, block_size: int) -> CandidateTable:
@@ -110,30 +147,25 @@ class CandidateTable(Sequence[CandidateScore]):
         rows["reason"] = code_of(DegradeReason.CONTRACT_MISSING)
         return cls(rows, [worker])
 
-    def reasons(self, row: int) -> tuple[DegradeReason, ...]:
-        reason = reason_of(int(self.rows["reason"][row]))
-        named = () if reason is None else (reason,)
-        return named if self.rows["has_events"][row] else (*named, DegradeReason.KV_EVENTS_OFF)
-
     def _score(self, row: int) -> CandidateScore:
-        values = dict(zip(CANDIDATE.names or (), self.rows[row].item(), strict=True))
+        found = self.row(row)
         return CandidateScore(
             worker=self._workers[row],
-            overlap_blocks=values["overlap"],
-            expected_blocks=values["expected"],
-            total_blocks=values["total"],
-            media_overlap_blocks=values["media_overlap"],
-            media_total_blocks=values["media_total"],
-            wait_ms=values["wait_ms"],
-            encode_ms=values["encode_ms"],
-            prefill_ms=values["prefill_ms"],
-            pressure_ms=values["pressure_ms"],
-            reasons=self.reasons(row),
-            lower_blocks=values["lower"],
-            shadow_blocks=values["shadow"],
-            encoder_cached_tokens=values["encoder_cached"],
-            session_ms=values["session_ms"],
-            media=self._media(row, values["overlap"], values["block_size"]),
+            overlap_blocks=found.overlap,
+            expected_blocks=found.expected,
+            total_blocks=found.total,
+            media_overlap_blocks=found.media_overlap,
+            media_total_blocks=found.media_total,
+            wait_ms=found.wait_ms,
+            encode_ms=found.encode_ms,
+            prefill_ms=found.prefill_ms,
+            pressure_ms=found.pressure_ms,
+            reasons=reasons_of(found),
+            lower_blocks=found.lower,
+            shadow_blocks=found.shadow,
+            encoder_cached_tokens=found.encoder_cached,
+            session_ms=found.session_ms,
+            media=self._media(row, found.overlap, found.block_size),
         )
 
     def _media(self, row: int, overlap: int, block_size: int) -> tuple[MediaOverlap, ...]:

@@ -5,12 +5,12 @@ Rows, not objects: the scoring of a whole pool is one compiled loop over them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CANDIDATE", "WORKER", "Rows", "WorkerTable"]
+__all__ = ["CANDIDATE", "WORKER", "CandidateRow", "Rows", "WorkerTable"]
 
 Rows = npt.NDArray[np.void]
 
@@ -70,6 +70,42 @@ CANDIDATE = np.dtype(
     ],
     align=True,
 )
+
+
+class CandidateRow(NamedTuple):
+    """A `CANDIDATE` row in Python's own numbers: read at once, as each column alone costs as much."""
+
+    wait_ms: float
+    encode_ms: float
+    prefill_ms: float
+    pressure_ms: float
+    session_ms: float
+    cost_ms: float
+    slot: int
+    block_size: int
+    overlap: int
+    expected: int
+    lower: int
+    shadow: int
+    shadow_expected: int
+    total: int
+    media_overlap: int
+    media_total: int
+    credit_blocks: int
+    encode_tokens: int
+    encoder_cached: int
+    reason: int
+    has_events: bool
+
+    @property
+    def predicted_tokens(self) -> int:
+        """What the engine will report as cached."""
+        return self.overlap * self.block_size
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those that are cached by then: what other requests are expected to bring counts."""
+        return max(self.overlap, self.expected) * self.block_size
 
 
 class WorkerTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from router.rates import WorkerRates, effective_rate
 from router.status import PoolView
 from sightline_types import EngineLoad, KeySpec, RelayStatus, WorkerContract, WorkerId, WorkerPush
 
-__all__ = ["Fleet", "Member", "NoWorker", "UnknownWorker"]
+__all__ = ["Band", "Fleet", "Member", "NoWorker", "UnknownWorker"]
 
 Slots = npt.NDArray[np.intp]
 
@@ -47,6 +47,19 @@ class Member:
     needs_table: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Band:
+    """Some of the pool's workers. slots, workers: in the same order, not empty.
+
+    is_uniform: all of them have the key spec of the first. has_groups: some decide by several cache groups.
+    """
+
+    slots: Slots
+    workers: list[WorkerId]
+    is_uniform: bool
+    has_groups: bool
+
+
 class Fleet:
     """Members by worker, and their rows by slot."""
 
@@ -56,6 +69,8 @@ class Fleet:
         self.pool = PoolView(0, {})
         self.specs: dict[KeySpec, int] = {}
         self._at: list[Member | None] = []
+        self._everybody: Band | None = None
+        self._heard_floor = float("-inf")  # nobody was heard before, as far as was looked
 
     def get(self, worker: WorkerId) -> Member | None:
         return self.members.get(worker)
@@ -65,10 +80,16 @@ class Fleet:
         assert member is not None, f"slot {slot} is nobody's"
         return member
 
-    def workers_at(self, slots: Slots) -> list[WorkerId]:
-        """Whose slots they are; all of them are somebody's."""
-        at = self._at
-        return [member.worker for slot in slots.tolist() if (member := at[slot]) is not None]
+    def band(self, slots: Slots) -> Band:
+        """Who they are; all slots are somebody's. Not made again for those that `eligible` mostly gives."""
+        everybody = self._everybody
+        return everybody if everybody is not None and everybody.slots is slots else self._make_band(slots)
+
+    def _make_band(self, slots: Slots) -> Band:
+        at, rows = self._at, self.table.rows.take(slots)
+        workers = [member.worker for slot in slots.tolist() if (member := at[slot]) is not None]
+        is_uniform = bool((rows["spec"] == rows["spec"][:1]).all())
+        return Band(slots, workers, is_uniform, bool(rows["is_grouped"].any()))
 
     def enter(
         self, msg: WorkerPush, contract: WorkerContract, slot: int, now: float, config: RouterConfig
@@ -96,6 +117,7 @@ class Fleet:
         self.table.ensure(member.slot + 1)
         self._at += [None] * (len(self.table.rows) - len(self._at))
         self._at[member.slot] = member
+        self._everybody = None
 
     def _fill_row(self, member: Member, config: RouterConfig) -> None:
         contract, row = member.contract, self.table.rows[member.slot]
@@ -128,6 +150,7 @@ class Fleet:
     def leave(self, member: Member) -> None:
         del self.members[member.worker]
         self._at[member.slot] = None
+        self._everybody = None
         self.table.clear(member.slot)
         self._pool_changed()
 
@@ -140,12 +163,14 @@ class Fleet:
         if is_limited != self.pool.is_limited:
             self.pool = PoolView(self.pool.version + 1, self.pool.contracts, is_limited)
 
-    def eligible(self, exclude: Iterable[WorkerId], heard_since: float) -> Slots:
+    def eligible(self, exclude: Sequence[WorkerId], heard_since: float) -> Slots:
         """Slots of the workers heard lately and not excluded; silent ones where nobody else is left.
 
         Raises:
             NoWorker: nobody is left.
         """
+        if not exclude and self._all_heard(heard_since):
+            return self._all().slots
         rows = self.table.rows
         able = rows["is_live"].copy()
         for worker in exclude:
@@ -157,6 +182,20 @@ class Fleet:
         if not len(slots):
             raise NoWorker(f"{len(self.members)} workers known, all excluded")
         return slots
+
+    def _all(self) -> Band:
+        if self._everybody is None:
+            self._everybody = self._make_band(np.flatnonzero(self.table.rows["is_live"]))
+        return self._everybody
+
+    def _all_heard(self, since: float) -> bool:
+        """Whether there is somebody, and nobody silent. Who was heard once was not heard earlier, so that
+        it is enough to look again when the time in question has passed the last look's result."""
+        if not self.members:
+            return False
+        if self._heard_floor < since:
+            self._heard_floor = float(self.table.rows["heard_at"].take(self._all().slots).min())
+        return self._heard_floor >= since
 
     def named(self, name: str) -> Slots:
         """Slots of the worker of this id, or of all ranks of this replica.

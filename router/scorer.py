@@ -11,11 +11,11 @@ from router.columns import Rows
 from router.cost import Weights
 from router.credit import allowance
 from router.encoders import EncoderCaches
-from router.fleet import Fleet, Slots
+from router.fleet import Band, Fleet, Slots
 from router.index import BlockIndex
 from router.kv_groups import cached_tokens
 from router.scoring import Found, Permits, asked, credit_blocks, score_candidates
-from sightline_types import DegradeReason, KeyedView, KeySpec, RouteQuery
+from sightline_types import DegradeReason, KeyedView, RouteQuery
 
 __all__ = ["Scorer"]
 
@@ -36,29 +36,23 @@ class Scorer:
 
     def table(self, query: RouteQuery, slots: Slots) -> CandidateTable:
         """The candidates at `slots`, in that order."""
-        encoded = self._encoders.encoded(query.spans, slots)
-        specs = self._fleet.table.rows["spec"][slots]
-        if (specs == specs[0]).all():
-            rows = self._score(query, slots, encoded)
-        else:
-            rows = self._score_by_spec(query, slots, specs, encoded)
-        workers = self._fleet.workers_at(slots)
-        return CandidateTable(rows, workers, query.spans, encoded)
+        encoded, band = self._encoders.encoded(query.spans, slots), self._fleet.band(slots)
+        score = self._score if band.is_uniform else self._score_by_spec
+        return CandidateTable(score(query, band, encoded), band.workers, query.spans, encoded)
 
-    def _score_by_spec(
-        self, query: RouteQuery, slots: Slots, specs: npt.NDArray[np.int32], encoded: npt.NDArray[np.bool_]
-    ) -> Rows:
+    def _score_by_spec(self, query: RouteQuery, band: Band, encoded: npt.NDArray[np.bool_]) -> Rows:
         parts, places = [], []
+        specs = self._fleet.table.rows["spec"][band.slots]
         for spec in np.unique(specs).tolist():
             mine = np.flatnonzero(specs == spec)
-            parts.append(self._score(query, slots[mine], encoded[:, mine]))
+            parts.append(self._score(query, self._fleet.band(band.slots[mine]), encoded[:, mine]))
             places.append(mine)
         order = np.argsort(np.concatenate(places))
         return np.concatenate(parts)[order]
 
-    def _score(self, query: RouteQuery, slots: Slots, encoded: npt.NDArray[np.bool_]) -> Rows:
+    def _score(self, query: RouteQuery, band: Band, encoded: npt.NDArray[np.bool_]) -> Rows:
         """Of workers that share a key spec."""
-        spec = self._fleet.at(int(slots[0])).contract.spec
+        spec = self._fleet.at(int(band.slots[0])).contract.spec
         view = query.views.get(spec)
         permits = self._permits_for(query.layout)
         if view is None:
@@ -66,23 +60,23 @@ class Scorer:
             permits = permits._replace(reason=unknown)
         return score_candidates(
             self._fleet.table.rows,
-            slots,
+            band.slots,
             asked(query, view, spec.block_size),
-            self._found(query, spec, slots),
+            self._found(query, view, band),
             permits,
             encoded,
             self.weights,
         )
 
-    def _found(self, query: RouteQuery, spec: KeySpec, slots: Slots) -> Found:
-        view = query.views.get(spec)
+    def _found(self, query: RouteQuery, view: KeyedView | None, band: Band) -> Found:
         if view is None:
             none = np.zeros(len(self._fleet.table.rows), dtype=np.int32)
             return Found(none, none, none)
         match = self._index.match(view.key_array())
         found = Found(match.held, match.expected, match.lower)
-        for slot in slots[self._fleet.table.rows["is_grouped"][slots]].tolist():
-            self._find_in_groups(query, view, slot, found)
+        if band.has_groups:
+            for slot in band.slots[self._fleet.table.rows["is_grouped"][band.slots]].tolist():
+                self._find_in_groups(query, view, slot, found)
         return found
 
     def _find_in_groups(self, query: RouteQuery, view: KeyedView, slot: int, found: Found) -> None:
