@@ -27,7 +27,7 @@ class CompiledActiveBlocks(ActiveBlocks):
         return self._table.count(slot)
 
     def counts(self, num_slots: int) -> CountArray:
-        known = self._table.sets.counts[:num_slots].astype(np.int32)
+        known = self._table.counts[:num_slots].astype(np.int32)
         return np.concatenate([known, np.zeros(num_slots - len(known), dtype=np.int32)])
 
     def would_add(self, keys: KeyArray, num_slots: int) -> CountArray:

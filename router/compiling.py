@@ -1,15 +1,20 @@
-"""Functions that numba compiles where it is installed, and that run as plain Python where not."""
+"""Functions that numba compiles where it is installed, and that run as plain Python where not.
+
+The kernels of the large tables have a form of their own (`router.kernels.compiling`), for which numba must
+be there.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["compiled", "plain_of", "records"]
+__all__ = ["can_compile", "compiled", "keep_on_disk", "plain_of", "records"]
 
 log = logging.getLogger("sightline.router")
 
@@ -17,29 +22,38 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _decorator() -> Callable[[Any], Any]:
+@cache
+def can_compile() -> bool:
+    """Whether numba is there: found out once a process, and logged by name. Without it everything works,
+    some ten to a hundred times slower."""
     try:
-        from numba import njit
-    except ImportError:
-        return lambda function: function
-
-    def compile_and_keep(function: Any) -> Any:
-        compiled = njit(function)
-        try:
-            compiled.enable_caching()
-        except RuntimeError as error:  # neither the package's folder nor a user's cache can be written
-            log.warning("%s is compiled by every process: %s", function.__name__, error)
-        return compiled
-
-    return compile_and_keep
-
-
-_compile = _decorator()
+        import numba
+    except ImportError as error:
+        log.warning("router tables and block keys: plain Python, slow (numba cannot be imported: %s)", error)
+        return False
+    log.info("router tables and block keys: compiled (numba %s)", numba.__version__)
+    return True
 
 
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """`function`, compiled at its first call; the code is kept on disk."""
-    return cast("Callable[_P, _R]", _compile(function))
+    if not can_compile():
+        return function
+    from numba import njit
+
+    dispatcher = njit(function)
+    keep_on_disk(dispatcher)
+    return cast("Callable[_P, _R]", dispatcher)
+
+
+def keep_on_disk(dispatcher: Any) -> bool:
+    """Have numba keep what it compiles for the node's other processes; whether it can."""
+    try:
+        dispatcher.enable_caching()
+    except RuntimeError as error:  # neither the package's folder nor a user's cache can be written
+        log.warning("%s is compiled by every process: %s", dispatcher.__name__, error)
+        return False
+    return True
 
 
 def plain_of(function: Callable[_P, _R]) -> Callable[_P, _R]:

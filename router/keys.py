@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from router import plain_keys
-from router.compiled import can_compile
+from router.compiling import can_compile
 from router.pads import padded_tokens
 from router.plain_keys import Extras, digest
 from sightline_types import BlockKey, KeyedView, KeyScheme, KeySpec, MediaSpan, TokenView

@@ -108,7 +108,7 @@ class LowestCost:
         costs = contest.rows["cost_ms"]
         if self._temperature_ms > 0:
             return self._draw(costs), DecisionReason.SAMPLED
-        best = np.flatnonzero(costs <= costs.min() + TIE_MS)
+        best = (costs <= costs.min() + TIE_MS).nonzero()[0]
         reason = DecisionReason.COST if len(best) == 1 else DecisionReason.TIE
         return _settle(contest, best), reason
 

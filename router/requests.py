@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
-
-import numpy as np
 
 from router.audit import Audit
 from router.bookings import Bookings, OpenRequest
-from router.candidates import CandidateTable, reasons_of
 from router.comparison import Comparison
 from router.config import RouterConfig
 from router.cost import Weights
@@ -19,6 +16,7 @@ from router.encoders import EncoderCaches
 from router.fleet import Fleet, Member
 from router.index import BlockIndex
 from router.load import LoadBook
+from router.moving import fell_open, find_candidate
 from router.receipts import Outcome, ReceiptRing
 from router.scorer import Scorer
 from router.selection import Selector
@@ -27,7 +25,6 @@ from router.status import Counts
 from sightline_types import (
     Decision,
     DecisionId,
-    DecisionReason,
     LifecycleEvent,
     LifecycleKind,
     RouteQuery,
@@ -163,53 +160,20 @@ class Requests:
         kept = opened.decision if opened is not None else receipt.decision if receipt is not None else None
         if kept is None or kept.worker == worker:
             return
-        table, row = self._found_for(kept, worker, opened)
-        decision = self._fell_open(kept, worker, table, row, opened)
+        query, member = opened.query if opened is not None else None, self._fleet.get(worker)
+        table, row = find_candidate(kept, worker, member, query, self._scorer)
+        decision = fell_open(kept, worker, member, query, table, row)
         self._counts.rebooked += 1
         self.receipts.amend(decision)
         if opened is None:
             return
-        if self._fleet.get(worker) is None:
+        if member is None:
             self._bookings.close(decision_id)
             return
         now = self._clock()
         moved = OpenRequest(opened.query, decision, table.row(row), is_late=opened.is_late)
         self._bookings.move(moved, now)
         self.sessions.settle(moved.query.hints.session, worker, now)
-
-    def _found_for(
-        self, kept: Decision, worker: WorkerId, opened: OpenRequest | None
-    ) -> tuple[CandidateTable, int]:
-        """What the decision found for `worker`; scored now where it was no candidate: it was excluded, or
-        joined since."""
-        table = kept.candidates
-        assert isinstance(table, CandidateTable)
-        row, member = table.row_of(worker), self._fleet.get(worker)
-        if row is not None and (member is None or table.rows["slot"][row] == member.slot):
-            return table, row
-        if opened is not None and member is not None:
-            late = self._scorer.table(opened.query, np.array([member.slot], dtype=np.intp))
-        else:
-            total, media = kept.num_tokens // kept.block_size, int(table.rows["media_total"][0])
-            late = CandidateTable.of_stranger(worker, total, media, kept.block_size)
-        return table.joined(late), len(table)
-
-    def _fell_open(
-        self, kept: Decision, worker: WorkerId, table: CandidateTable, row: int, opened: OpenRequest | None
-    ) -> Decision:
-        member = self._fleet.get(worker)
-        query_reasons = opened.query.reasons if opened is not None else kept.degraded
-        held = table.rows["overlap"] * table.rows["block_size"]
-        return replace(
-            kept,
-            worker=worker,
-            block_size=member.contract.block_size if member is not None else kept.block_size,
-            reason=DecisionReason.FELL_OPEN,
-            candidates=table,
-            applied_seq=member.applied_seq if member is not None else -1,
-            degraded=tuple(dict.fromkeys((*query_reasons, *reasons_of(table.row(row))))),
-            regret_tokens=int(held.max() - held[row]),
-        )
 
     # What the replicas report
 

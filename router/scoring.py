@@ -20,6 +20,7 @@ __all__ = ["Asked", "Found", "Permits", "asked", "credit_blocks", "score_candida
 
 IntArray = npt.NDArray[np.int64]
 
+_NONE: IntArray = np.empty(0, dtype=np.int64)
 _NOTHING, _BEFORE_MEDIA = 0, 1  # as in `router.credit.Extent`
 
 
@@ -73,7 +74,7 @@ def asked(query: RouteQuery, view: KeyedView | None, block_size: int) -> Asked:
 
 def _integers(values: Sequence[int]) -> IntArray:
     """Three times as fast as numpy's own way from a tuple."""
-    return np.frombuffer(array("q", values), dtype=np.int64)
+    return np.frombuffer(array("q", values), dtype=np.int64) if values else _NONE
 
 
 def _items(query: RouteQuery, view: KeyedView | None) -> tuple[list[int], list[int]]:

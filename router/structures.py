@@ -6,7 +6,7 @@ from functools import cache
 
 from router import keys
 from router.active import ActiveBlocks, PlainActiveBlocks
-from router.compiled import can_compile
+from router.compiling import can_compile
 from router.index import BlockIndex
 from router.plain_index import PlainIndex
 

@@ -251,15 +251,16 @@ class HolderTable(CellTable):
 class ReferenceTable:
     """References by (lane, key), and by key the set of lanes that have any.
 
-    num_pairs: (lane, key) pairs that have references.
+    The sets cost as much as the references; they are kept from the first time that somebody asks for them.
+    num_pairs: (lane, key) pairs that have references. counts: the same by lane, shape (lanes,).
     """
 
     def __init__(self, num_segments: int) -> None:
         self._budget = MemoryBudget()
-        room = (self._budget, WIDE, LEAST_REFERRED)
         self.num_pairs = 0
-        self._pairs = _Pairs(num_segments, references.LANE_MASK, *room)
-        self.sets = HolderTable(num_segments, *room)
+        self.counts = np.zeros(64, dtype=np.int64)
+        self._pairs = _Pairs(num_segments, references.LANE_MASK, self._budget, WIDE, LEAST_REFERRED)
+        self._sets: HolderTable | None = None
         self._generation = 0
 
     @property
@@ -268,13 +269,30 @@ class ReferenceTable:
 
     def count(self, lane: int) -> int:
         """Distinct keys of a lane."""
-        return self.sets.count(lane)
+        return int(self.counts[lane]) if lane < len(self.counts) else 0
+
+    @property
+    def sets(self) -> HolderTable:
+        if self._sets is None:
+            self._sets = self._make_sets()
+        return self._sets
+
+    def _make_sets(self) -> HolderTable:
+        sets = HolderTable(self._pairs.num_segments, self._budget, WIDE, LEAST_REFERRED)
+        keys, lanes = self._pairs.columns()
+        for lane in np.unique(lanes).tolist():
+            sets.add(lane, keys[lanes == lane])
+        return sets
 
     def acquire(self, lane: int, keys: KeyArray) -> tuple[int, npt.NDArray[np.uint32]]:
         """One reference more to each key: how many had none, and the entries' generations."""
         self._generation = (self._generation + 1) % GENERATIONS
         fresh, generations = self._pairs.acquire(lane, keys, self._generation)
-        self.sets.add(lane, fresh)
+        if self._sets is not None:
+            self._sets.add(lane, fresh)
+        if lane >= len(self.counts):
+            self.counts = np.concatenate([self.counts, np.zeros(lane + 1, dtype=np.int64)])
+        self.counts[lane] += len(fresh)
         self.num_pairs += len(fresh)
         return len(fresh), generations
 
@@ -288,7 +306,9 @@ class ReferenceTable:
 
     def _drop(self, lane: int, gone: KeyArray) -> int:
         if len(gone):
-            self.sets.drop(lane, gone)
+            if self._sets is not None:
+                self._sets.drop(lane, gone)
+            self.counts[lane] -= len(gone)
             self.num_pairs -= len(gone)
         return len(gone)
 
@@ -301,17 +321,20 @@ class ReferenceTable:
     def lane_counts(self, keys: KeyArray, num_lanes: int) -> CountArray:
         """How many of `keys` each lane has, shape (num_lanes,)."""
         counts = np.zeros(num_lanes, dtype=np.int32)
-        num_words = (len(self.sets.counts) + 63) // 64
+        num_words = (len(self.counts) + 63) // 64
         matching.count_holders.run(self.sets.directory, keys, num_words, counts)
         return counts
 
     def check_integrity(self) -> None:
         self._pairs.check_integrity()
-        self.sets.check_integrity()
         assert self.num_pairs == len(self._pairs), "references counted wrongly"
-        assert self._pairs.pairs() == set(zip(*map(np.ndarray.tolist, self.sets.pairs()), strict=True))
-        lanes = np.bincount(self.sets.pairs()[1], minlength=len(self.sets.counts))
-        assert (lanes == self.sets.counts).all(), "counts by lane are wrong"
+        keys, lanes = self._pairs.columns()
+        counted = np.bincount(lanes, minlength=len(self.counts))
+        assert (counted == self.counts).all(), "counts by lane are wrong"
+        if self._sets is not None:
+            self._sets.check_integrity()
+            pairs = set(zip(keys.tolist(), lanes.tolist(), strict=True))
+            assert pairs == set(zip(*map(np.ndarray.tolist, self._sets.pairs()), strict=True)), "sets differ"
 
 
 class _Pairs(CellTable):
@@ -345,9 +368,8 @@ class _Pairs(CellTable):
                 return gone[: report[DONE]]
             self._meet(grows=False)
 
-    def pairs(self) -> set[tuple[int, int]]:
-        """Every (key, lane)."""
-        used = [own.reshape(-1, 2) for own in self._cells]
-        return {
-            (int(key), int(payload & references.LANE_MASK)) for own in used for key, payload in own if key
-        }
+    def columns(self) -> tuple[KeyArray, npt.NDArray[np.int64]]:
+        """Every (key, lane), as two arrays."""
+        used = np.concatenate([own.reshape(-1, 2) for own in self._cells])
+        used = used[used[:, 0] != 0]
+        return used[:, 0].copy(), (used[:, 1] & references.LANE_MASK).astype(np.int64)

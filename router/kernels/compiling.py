@@ -15,6 +15,8 @@ from typing import Any
 import numba
 import numba.extending
 
+from router.compiling import keep_on_disk
+
 __all__ = ["Kernel", "compile_kernels", "helper", "intrinsic", "kernel"]
 
 log = logging.getLogger("sightline.router")
@@ -49,10 +51,7 @@ def kernel(signature: str) -> Callable[[Callable[..., Any]], Kernel]:
 
 def _dispatcher(function: Callable[..., Any]) -> Any:
     compiled = numba.njit(error_model="numpy")(function)
-    try:
-        compiled.enable_caching()
-    except RuntimeError as error:  # neither the package's folder nor a user's cache can be written
-        log.warning("%s is compiled by every process: %s", function.__name__, error)
+    if not keep_on_disk(compiled):
         return compiled
     # numba looks at the function's own file only, but helpers lie in other files of this package.
     stamp = compiled._cache._cache_file
