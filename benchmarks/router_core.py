@@ -115,8 +115,15 @@ def core_with(workers: int, blocks_each: int) -> RouterCore:
 
 
 def decision_us(core: RouterCore, keyed: KeyedView, tokens: int, calls: int) -> tuple[float, float]:
-    """Medians of one decision, booked and with its receipt, and of its release after that."""
+    """Medians of one decision, booked and with its receipt, and of its release after that; once the
+    memory for receipts is full, as it is for most of a router's life."""
     decided, released = [], []
+    num_before = 0
+    while core.stats().receipts > num_before:
+        num_before = core.stats().receipts
+        for number in range(100):
+            core.decide(RouteQuery(DecisionId(f"b{num_before + number}"), {}, num_tokens=tokens))
+            core.cancel(DecisionId(f"b{num_before + number}"))
     for number in range(calls):
         query = RouteQuery(DecisionId(f"d{number}"), {SPEC: keyed}, num_tokens=tokens)
         began = time.thread_time()
@@ -211,6 +218,26 @@ def measure_decisions(report: Report) -> None:
             what = f"select + book, {tokens} tokens, {workers} workers"
             report.note(what, decided, "us", aim if workers == 64 else "")
             report.note("    and its release", released, "us")
+
+
+def measure_long_requests(report: Report) -> None:
+    """128k prompts, all different, while so many of them are under way."""
+    for under_way in (1, 16, 64, 256):
+        core, decided, released = core_with(64, 1_000_000 // 64), [], []
+        for number in range(3 * under_way + 200):
+            keyed = KeyedView(random_keys(8192, 50_000 + number).tobytes(), tuple(range(2048)))
+            query = RouteQuery(DecisionId(f"d{number}"), {SPEC: keyed}, num_tokens=131_072, tie_key=number)
+            began = time.thread_time()
+            core.decide(query)
+            between = time.thread_time()
+            core.cancel(DecisionId(f"d{number - under_way}"))
+            decided.append((between - began) * 1e6)
+            released.append((time.thread_time() - between) * 1e6)
+        what = f"select + book, 131072 tokens, {under_way} such under way"
+        report.note(what, statistics.median(decided[-200:]), "us")
+        report.note("    and its release", statistics.median(released[-200:]), "us")
+        report.note("    while it fills", statistics.median(decided[:under_way]), "us")
+        report.note("    the longest of these", max(decided[:under_way]), "us")
 
 
 def measure_events(report: Report) -> None:
@@ -324,8 +351,12 @@ def main() -> None:
     print(machine())
     warm_up()
     report = Report()
-    for measure in (measure_keys, measure_match, measure_bookkeeping, measure_decisions, measure_events):
-        measure(report)
+    measure_keys(report)
+    measure_match(report)
+    measure_bookkeeping(report)
+    measure_decisions(report)
+    measure_long_requests(report)
+    measure_events(report)
     sizes = (100_000, 1_000_000) if args.small else (100_000, 1_000_000, 16_000_000)
     growth = grow(sizes)
     if args.json:

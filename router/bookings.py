@@ -117,7 +117,7 @@ class Bookings:
 
 def keys_of(opened: OpenRequest, member: Member | None) -> KeyArray:
     """The request's keys as `member` has them; none where it is gone or has no view."""
-    view = opened.query.views.get(member.contract.spec) if member is not None else None
+    view = opened.query.views.get(member.spec) if member is not None else None
     return view.key_array() if view is not None else _NO_KEYS
 
 

@@ -12,7 +12,7 @@ __all__ = ["CompiledActiveBlocks"]
 
 
 class CompiledActiveBlocks(ActiveBlocks):
-    """References by (slot, key); a slot is the table's lane. 16 bytes a reference set, some 50 a block."""
+    """References by (slot, key); a slot is the table's lane. Some 40 bytes a block, 90 with sets by key."""
 
     def __init__(self, num_segments: int = REFERENCE_SEGMENTS) -> None:
         self._table = ReferenceTable(num_segments)

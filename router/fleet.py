@@ -32,11 +32,12 @@ class UnknownWorker(RouterError):
 
 @dataclass(slots=True)
 class Member:
-    """One worker. needs_table: what it holds was not followed, and must be sent anew."""
+    """One worker. spec: of its contract. needs_table: what it holds was not followed; to be sent anew."""
 
     worker: WorkerId
     slot: int
     contract: WorkerContract
+    spec: KeySpec
     epoch: int
     applied_seq: int
     heard_at: float
@@ -100,6 +101,7 @@ class Fleet:
             msg.worker,
             slot,
             contract,
+            contract.spec,
             msg.epoch,
             msg.seq,
             now,
@@ -123,7 +125,7 @@ class Fleet:
         contract, row = member.contract, self.table.rows[member.slot]
         row["is_live"] = True
         row["heard_at"] = member.heard_at
-        row["spec"] = self.specs.setdefault(contract.spec, len(self.specs))
+        row["spec"] = self.specs.setdefault(member.spec, len(self.specs))
         row["block_size"] = contract.block_size
         row["drops_last"] = contract.drops_last_matched_block
         row["has_events"] = has_events(contract, config)

@@ -75,9 +75,9 @@ def rendezvous(tie_key: int, workers: Sequence[WorkerId]) -> int:
     digest = xxhash.xxh3_64_intdigest
     by_replica = [digest(worker.replica.encode(), seed) for worker in workers]
     highest = max(by_replica)
+    if by_replica.count(highest) == 1:
+        return by_replica.index(highest)
     best = [place for place, weight in enumerate(by_replica) if weight == highest]
-    if len(best) == 1:
-        return best[0]
 
     def rank(place: int) -> tuple[str, int, int]:
         worker = workers[place]
@@ -90,6 +90,8 @@ def _settle(contest: Contest, best: npt.NDArray[np.intp]) -> int:
     """One of the equal rows `best`."""
     if len(best) == 1:
         return int(best[0])
+    if len(best) == len(contest.workers):
+        return rendezvous(contest.tie_key, contest.workers)
     rows: list[int] = best.tolist()
     return rows[rendezvous(contest.tie_key, [contest.workers[row] for row in rows])]
 

@@ -52,7 +52,7 @@ class Scorer:
 
     def _score(self, query: RouteQuery, band: Band, encoded: npt.NDArray[np.bool_]) -> Rows:
         """Of workers that share a key spec."""
-        spec = self._fleet.at(int(band.slots[0])).contract.spec
+        spec = self._fleet.at(int(band.slots[0])).spec
         view = query.views.get(spec)
         permits = self._permits_for(query.layout)
         if view is None:

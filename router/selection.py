@@ -117,7 +117,7 @@ class Selector:
         added = np.zeros(len(slots), dtype=np.int32)
         for view in query.views.values():
             by_slot = self._book.would_add(view.key_array())
-            mine = [query.views.get(self._fleet.at(slot).contract.spec) is view for slot in slots.tolist()]
+            mine = [query.views.get(self._fleet.at(slot).spec) is view for slot in slots.tolist()]
             added = np.where(mine, by_slot[slots], added)
         return added
 
