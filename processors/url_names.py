@@ -16,11 +16,12 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def normalized_url(url: str, ignored: Iterable[str]) -> str:
-    """The URL without the query parameters that `ignored` names, its user, fragment and default port.
+    """The URL without the query parameters that `ignored` names, its fragment and default port.
 
     ignored: lower-case patterns; `azure-sas` stands for the parameters of an Azure SAS, dropped only
         where there is a `sig`, because they are short words with other uses.
-    What is left stays as it is written, in its order. A URL that cannot be read stays whole.
+    What is left stays as it is written, in its order: the user, too, since a server may give another one
+    another file. A URL that cannot be read stays whole.
     """
     try:
         parts = urlsplit(url)
@@ -35,7 +36,8 @@ def normalized_url(url: str, ignored: Iterable[str]) -> str:
         _AZURE_SAS if "azure-sas" in patterns and any(name == "sig" for name, _ in pairs) else frozenset()
     )
     kept = [pair for name, pair in pairs if name not in dropped and not _matches(name, patterns)]
-    netloc = f"[{host}]" if ":" in host else host
+    user, at, _ = parts.netloc.rpartition("@")
+    netloc = user + at + (f"[{host}]" if ":" in host else host)
     if port is not None and port != _DEFAULT_PORTS.get(parts.scheme.lower()):
         netloc += f":{port}"
     return urlunsplit((parts.scheme.lower(), netloc, parts.path or "/", "&".join(kept), ""))
