@@ -78,10 +78,14 @@ def own_bytes() -> int:
 
 def object_store_bytes() -> float:
     """In use, as the raylet says; after what was freed has been told to it."""
+    import ray
     from ray._private.internal_api import memory_summary
 
-    text = memory_summary(stats_only=True)
+    # By its address: another Ray may run on this machine.
+    text = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
     found = re.search(r"Plasma memory usage ([\d.]+) MiB", text)
+    if found is None and "Plasma memory usage" in text:
+        raise ValueError(f"the object store's use cannot be read: {text!r}")
     return float(found[1]) * 2**20 if found else 0.0
 
 
