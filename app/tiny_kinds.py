@@ -130,7 +130,7 @@ def _config(text: Json, vision: Json) -> Json:
 def _qwen2_vl() -> Json:
     return _config(
         _text_config(1e6),
-        # in_chans: as checkpoints have it; SGLang 0.5.23 reads it, and transformers 5 writes in_channels only.
+        # in_chans: as checkpoints have it; SGLang reads it, and transformers 5 writes in_channels only.
         {"patch_size": 14, "embed_dim": _HIDDEN, "hidden_size": _HIDDEN, "mlp_ratio": 2, "in_chans": 3},
     )
 
