@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from processors.families.evs import retained_tokens
+from processors.families.qwen import QwenLayout
 from processors.families.smart_resize import PatchGrid
 from processors.families.source import Source
-from processors.layout import FamilyLayout, LayoutRefused, Replacement, Shape, run_of
+from processors.layout import LayoutRefused, Replacement, Shape, run_of
 from sightline_types import DegradeReason, Modality, VideoShape
 
 __all__ = ["Qwen2VLLayout", "layout"]
@@ -26,7 +27,7 @@ _VIDEO_SIZE = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}
 
 
 @dataclass(frozen=True)
-class Qwen2VLLayout(FamilyLayout):
+class Qwen2VLLayout(QwenLayout):
     """video: None where clips are not laid out exactly. pruning_rate: of Qwen2.5-VL's clips.
 
     merges_clips: the engine takes several clips for one item, with one identity of its own (SGLang 0.5.23,
@@ -40,15 +41,6 @@ class Qwen2VLLayout(FamilyLayout):
     video: PatchGrid | None = None
     pruning_rate: float = 0.0
     merges_clips: bool = False
-
-    @property
-    def placeholders(self) -> Mapping[Modality, int]:
-        tokens = {Modality.IMAGE: self.image_id}
-        return tokens if self.video_id is None else {**tokens, Modality.VIDEO: self.video_id}
-
-    @property
-    def modalities(self) -> frozenset[Modality]:
-        return frozenset(Modality if self.video else {Modality.IMAGE}) - {Modality.AUDIO}
 
     def parameters(self, modality: Modality) -> Mapping[str, object]:
         if modality is Modality.IMAGE or self.video is None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from processors.families.evs import retained_tokens
+from processors.families.qwen import QwenLayout
 from processors.families.smart_resize import MAX_ASPECT_RATIO, PatchGrid
 from processors.families.source import Encode, Source
 from processors.layout import (
-    FamilyLayout,
     LayoutRefused,
     Replacement,
     Shape,
@@ -71,7 +71,7 @@ class Qwen3Video:
 
 
 @dataclass(frozen=True)
-class Qwen3VLLayout(FamilyLayout):
+class Qwen3VLLayout(QwenLayout):
     """video: None where clips are not laid out exactly."""
 
     family: str
@@ -79,15 +79,6 @@ class Qwen3VLLayout(FamilyLayout):
     image: PatchGrid
     video_id: int | None = None
     video: Qwen3Video | None = None
-
-    @property
-    def placeholders(self) -> Mapping[Modality, int]:
-        tokens = {Modality.IMAGE: self.image_id}
-        return tokens if self.video_id is None else {**tokens, Modality.VIDEO: self.video_id}
-
-    @property
-    def modalities(self) -> frozenset[Modality]:
-        return frozenset(Modality if self.video else {Modality.IMAGE}) - {Modality.AUDIO}
 
     def parameters(self, modality: Modality) -> Mapping[str, object]:
         if modality is Modality.IMAGE or self.video is None:
