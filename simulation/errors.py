@@ -1,0 +1,27 @@
+"""Errors of the simulation, all of them `SimulationError`:
+
+SimulationError
+├── RequestRefused (engine): vLLM would refuse the request, or never be able to finish it; a ValueError
+├── RoleNotSimulated (engine): a role that is named, and not built yet; a ValueError
+└── Stuck (engine): requests wait and none can ever be scheduled: a fault of the simulation
+"""
+
+from __future__ import annotations
+
+__all__ = ["RequestRefused", "RoleNotSimulated", "SimulationError", "Stuck"]
+
+
+class SimulationError(Exception):
+    """Base of the errors that the simulation raises."""
+
+
+class RequestRefused(SimulationError, ValueError):
+    """The request cannot be served by an engine of this spec."""
+
+
+class RoleNotSimulated(SimulationError, ValueError):
+    """The role has a name here, and no engine yet."""
+
+
+class Stuck(SimulationError):
+    """Nothing runs, nothing can be admitted, and yet requests wait."""
