@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from app.settings import variables
+
+
+# No property fails because the machine is slow.
+settings.register_profile("sightline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("sightline")
+
+
+@pytest.fixture(autouse=True)
+def scheduling_stays() -> Iterator[None]:
+    """What a test starts inherits how it is scheduled: one real-time thread starves the machine."""
+    before = os.sched_getscheduler(0)
+    yield
+    assert os.sched_getscheduler(0) == before
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -46,6 +46,7 @@ _CPU_ARGS = {
     "max_total_tokens": CPU_KV_CACHE_TOKENS,
     "mem_fraction_static": 0.2,
     "max_running_requests": 16,
+    "sleep_on_idle": True,  # an idle scheduler takes a whole core otherwise
 }
 
 

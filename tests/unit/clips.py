@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 
 import av
@@ -37,7 +40,7 @@ def clip(
 ) -> bytes:
     """An encoded video. times: of each frame, in units of 1/fps, for a variable rate."""
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as output:
+    with scheduling_kept(), av.open(buffer, "w", format=container) as output:
         stream = output.add_stream(codec, rate=fps, options=options or {})
         stream.width, stream.height, stream.pix_fmt = width, height, pixel_format
         audio = output.add_stream("aac", rate=8000) if with_audio else None
@@ -55,6 +58,17 @@ def clip(
             output.mux(audio.encode(silence))
             output.mux(audio.encode(None))
     return buffer.getvalue()
+
+
+@contextmanager
+def scheduling_kept() -> Iterator[None]:
+    """SVT-AV1 makes the thread that encodes, and with it all processes that it starts later, real-time at
+    the highest priority where it may: as root."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
 
 
 def remuxed(data: bytes, container: str, rotation: int | None = None) -> bytes:
