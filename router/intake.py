@@ -43,13 +43,14 @@ class Intake:
     def screen(self, msg: WorkerPush) -> WorkerPush:
         """The message as far as it is believed: without its blocks where the worker is distrusted."""
         known = self._distrusted.get(msg.worker)
-        if known is not None and known.epoch != msg.epoch and msg.table:
+        if known is not None and msg.table and _is_later(msg.epoch, known.epoch):
             del self._distrusted[msg.worker]
             known = None
         why = malformed(msg)
         if why is not None:
             self.num_malformed += 1
-            known = self._distrusted.setdefault(msg.worker, _Distrust(msg.epoch, why))
+            if known is None or _is_later(msg.epoch, known.epoch):
+                known = self._distrusted[msg.worker] = _Distrust(msg.epoch, why)
         return msg if known is None else replace(msg, deltas=())
 
     def has_left(self, msg: WorkerPush) -> bool:
@@ -74,6 +75,11 @@ class Intake:
 def is_older(epoch: int, than: int) -> bool:
     """Whether `epoch` is an earlier one of the same relay's life: a message of it was late."""
     return 0 < than - epoch < EPOCHS_OF_A_RELAY
+
+
+def _is_later(epoch: int, than: int) -> bool:
+    """Whether `epoch` began after: of another life of the relay, or later in the same."""
+    return epoch != than and not is_older(epoch, than)
 
 
 def malformed(msg: WorkerPush) -> str | None:

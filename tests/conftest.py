@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, settings
 
 from app.settings import variables
 
-
 # No property fails because the machine is slow.
 settings.register_profile("sightline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("sightline")

@@ -73,6 +73,21 @@ def test_a_distrusted_worker_is_believed_again_from_a_new_epoch_on():
     assert intake_.why(A) == ""
 
 
+def test_a_late_table_from_before_the_garbage_does_not_bring_trust_back():
+    intake_ = Intake()
+    intake_.screen(push(TierDelta(Tier(), b"x"), epoch=6))
+    assert intake_.screen(push(GOOD, epoch=5, table=True)).deltas == ()
+    assert intake_.why(A)
+
+
+def test_a_worker_that_goes_on_with_garbage_is_distrusted_for_its_later_epoch():
+    intake_ = Intake()
+    for epoch in (5, 6):
+        intake_.screen(push(TierDelta(Tier(), b"x"), epoch=epoch))
+    assert intake_.screen(push(GOOD, epoch=6, table=True)).deltas == ()
+    assert intake_.screen(push(GOOD, epoch=7, table=True)).deltas
+
+
 def test_a_forgotten_worker_is_not_remembered_for_its_garbage():
     intake_ = Intake()
     intake_.screen(push(TierDelta(Tier(), b"x")))
