@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_tiny_model(commands)
     _add_layout(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -128,6 +129,20 @@ def _add_layout(commands: Any) -> None:
     command.set_defaults(run=_run_layout)
 
 
+def _add_bench(commands: Any) -> None:
+    from app.load.arguments import add_arguments
+
+    command = commands.add_parser(
+        "bench",
+        help="put load on an OpenAI-compatible endpoint and measure it",
+        description="Sends text, pictures or conversations in a closed loop (--concurrency) or an open one "
+        "(--rate); prints rates, latencies, errors and processor time. Exit status 0, 1 when the endpoint "
+        "cannot be reached or nothing succeeded, 2 for a wrong call, 130 after Ctrl-C.",
+    )
+    add_arguments(command)
+    command.set_defaults(run=_run_bench)
+
+
 def _run_config(args: argparse.Namespace) -> int:
     from app.reference import reference
     from app.serve_file import read_serve_file
@@ -171,6 +186,12 @@ def _run_tiny_model(args: argparse.Namespace) -> int:
 
 def _run_layout(args: argparse.Namespace) -> int:
     from app.layout_command import run
+
+    return run(args)
+
+
+def _run_bench(args: argparse.Namespace) -> int:
+    from app.load.command import run
 
     return run(args)
 
