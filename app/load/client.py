@@ -10,7 +10,7 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -21,6 +21,8 @@ from app.load.errors import UsageError
 from app.load.stream import Body, Whole, Words
 
 __all__ = ["Client", "Exchange", "Target"]
+
+Reader = Words | Body
 
 KEPT_HEADERS = (b"x-sightline-", b"server")
 
@@ -75,9 +77,10 @@ class Exchange:
     """One request and what came of it. Times are those of `time.perf_counter()`, in seconds.
 
     failed: "" or how it went wrong (`connect`, `timeout`, `closed`, `protocol`, or as the answer says).
+    is_resent: on a second connection, because a kept one was closed before any answer.
     """
 
-    reader: Words | Body
+    reader: Reader
     done: asyncio.Future[None]
     sent: float = 0.0
     ended: float = 0.0
@@ -87,6 +90,7 @@ class Exchange:
     bytes_in: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     error: Body | None = None
+    is_resent: bool = False
 
     def finish(self, failed: str, now: float) -> None:
         if self.done.done():
@@ -117,7 +121,6 @@ class _Connection(asyncio.Protocol):
         assert self.transport is not None
         self._exchange = exchange
         self._ends_with_connection = True
-        exchange.sent = time.perf_counter()
         self.transport.writelines(parts)
 
     def abort(self, failed: str) -> None:
@@ -196,28 +199,41 @@ class Client:
 
     async def chat(self, body: Sequence[bytes], *, is_streamed: bool, keeps_text: bool = False) -> Exchange:
         """Post one prepared body, given in parts. Never raises for what the network does: see `failed`."""
-        reader: Words | Body = Words(keeps_text=keeps_text) if is_streamed else Whole()
+
+        def reader() -> Reader:
+            return Words(keeps_text=keeps_text) if is_streamed else Whole()
+
         return await self._ask(self._post, body, reader)
 
     async def get(self, path: str) -> Exchange:
         """A small resource of the API, such as `/models`; its body is in `reader`, or in `error`."""
-        return await self._ask(self._target.head("GET", path), (), Body())
+        return await self._ask(self._target.head("GET", path), (), Body)
 
     def close(self) -> None:
         for connection in list(self._idle):
             connection.abort("closed")
 
-    async def _ask(self, head: bytes, body: Sequence[bytes], reader: Words | Body) -> Exchange:
+    async def _ask(self, head: bytes, body: Sequence[bytes], make_reader: Callable[[], Reader]) -> Exchange:
+        parts = [b"%b%d\r\n\r\n" % (head, sum(map(len, body))), *body]
+        began = time.perf_counter()
+        exchange, was_kept = await self._try(parts, make_reader())
+        if exchange.failed == "closed" and was_kept and not exchange.bytes_in:
+            # The server gave up an idle connection while the request was on its way: as any client would.
+            exchange, _ = await self._try(parts, make_reader())
+            exchange.is_resent = True
+        exchange.sent = began  # whoever asks waits for a connection, too
+        return exchange
+
+    async def _try(self, parts: Sequence[bytes], reader: Reader) -> tuple[Exchange, bool]:
+        """One exchange, and whether its connection had carried others."""
         loop = asyncio.get_running_loop()
-        size = sum(map(len, body))
-        exchange = Exchange(reader, loop.create_future(), sent=time.perf_counter())
+        exchange = Exchange(reader, loop.create_future())
         try:
-            connection = await self._connection()
+            connection, was_kept = await self._connection()
         except OSError as error:
             exchange.finish(f"connect: {error.strerror or error}", time.perf_counter())
-            return exchange
-        parts = [b"%b%d\r\n\r\n" % (head, size), *body]
-        exchange.bytes_out = len(parts[0]) + size
+            return exchange, False
+        exchange.bytes_out = sum(map(len, parts))
         connection.send(exchange, parts)
         timer = loop.call_later(self._timeout_s, connection.abort, "timeout")
         try:
@@ -227,18 +243,18 @@ class Client:
             raise
         finally:
             timer.cancel()
-        return exchange
+        return exchange, was_kept
 
-    async def _connection(self) -> _Connection:
+    async def _connection(self) -> tuple[_Connection, bool]:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:
-                return connection
+                return connection, True
         loop = asyncio.get_running_loop()
         made = loop.create_connection(
             lambda: _Connection(self._idle), self._target.host, self._target.port, ssl=self._tls
         )
         try:
-            return (await asyncio.wait_for(made, self._timeout_s))[1]
+            return (await asyncio.wait_for(made, self._timeout_s))[1], False
         except TimeoutError:
             raise OSError(f"no connection within {self._timeout_s:g} s") from None

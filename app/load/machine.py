@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,7 @@ def versions() -> dict[str, str]:
 
 def own_cpu_s() -> float:
     """User and system seconds of this process, its children not included."""
-    times = os.times()
-    return times.user + times.system
+    return time.process_time()
 
 
 def _cpu_name() -> str:

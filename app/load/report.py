@@ -62,6 +62,8 @@ class Report:
         unprepared = sum(outcome.unprepared for outcome in self.outcomes)
         if unprepared:
             found.append(f"{unprepared} bodies were made during the run: the client's cost includes them")
+        if self.summary.resent:
+            found.append(f"{self.summary.resent} requests were sent twice: a kept connection had been closed")
         unsent = sum(outcome.unsent for outcome in self.outcomes)
         if unsent:
             found.append(

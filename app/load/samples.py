@@ -38,6 +38,7 @@ class Sample:
     output_tokens: int | None = None
     receipts: dict[str, str] = field(default_factory=dict)
     server: str = ""
+    is_resent: bool = False
 
     @property
     def is_good(self) -> bool:
@@ -107,6 +108,7 @@ def sample_of(ask: Ask, exchange: Exchange, intended: float | None, outstanding:
             name.removeprefix("x-sightline-"): value for name, value in headers.items() if name != "server"
         },
         server=headers.get("server", ""),
+        is_resent=exchange.is_resent,
     )
 
 

@@ -76,6 +76,7 @@ class Summary:
     statuses: dict[str, int]
     bytes_out: int
     bytes_in: int
+    resent: int = 0
     workers: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     overlap: Overlap = Overlap()
@@ -107,6 +108,7 @@ def summarize(samples: Sequence[Sample], began: float, window_s: float) -> Summa
         statuses=dict(Counter(str(s.status or "none") for s in samples).most_common()),
         bytes_out=sum(s.bytes_out for s in samples),
         bytes_in=sum(s.bytes_in for s in samples),
+        resent=sum(s.is_resent for s in samples),
         workers=_tally(good, "worker"),
         reasons=_tally(good, "reason"),
         overlap=Overlap.of(s.receipts.get("overlap", "") for s in good),
