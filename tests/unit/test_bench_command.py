@@ -221,7 +221,10 @@ def test_an_endpoint_without_a_model_says_so(capsys):
         (["--header", "nothing"], "name: value"),
         (["--processes", "9", "-c", "4"], "more than --concurrency"),
         (["--json", "/nowhere/x.json"], "there is no folder"),
-        (["--picture-bind", "192.0.2.1", "--profile", "http64", "--no-calibration", "--model", "m"], "192.0.2.1"),
+        (
+            ["--picture-bind", "192.0.2.1", "--profile", "http64", "--no-calibration", "--model", "m"],
+            "192.0.2.1",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_status_2(options, said, capsys):
