@@ -13,6 +13,7 @@ from ray.serve.config import RequestRouterConfig
 
 from app.logs import configure
 from app.settings import Settings, load_settings
+from app.tiny_models import default_root, tiny_model
 from deployments.config import Accelerator, EngineConfig, IngressConfig
 from deployments.engine import Engine
 from deployments.ingress import Ingress, ingress_api
@@ -20,11 +21,20 @@ from deployments.renderer import Renderer
 from deployments.router import Router
 from processors import LayoutOptions
 
-__all__ = ["EngineResources", "build", "build_app", "detect_accelerator", "engine_resources"]
+__all__ = [
+    "EngineResources",
+    "build",
+    "build_app",
+    "detect_accelerator",
+    "engine_resources",
+    "with_model",
+]
 
 #: A replica of the control plane asks for little, so that a laptop's two cores hold the application.
 CONTROL_CPUS = 0.1
 ENGINE_CPUS = 0.5
+#: Of a simulated engine a laptop's two cores hold a fleet.
+SIMULATED_CPUS = 0.05
 #: A renderer runs the model's processor on two threads or so.
 RENDERER_CPUS = 0.5
 RENDERER_REQUESTS = 16
@@ -38,6 +48,20 @@ def build(args: dict[str, Any]) -> Any:
     return build_app(settings, detect_accelerator(settings.accelerator))
 
 
+def with_model(settings: Settings) -> Settings:
+    """`tiny:KIND` made on the spot, on the node where the application is built; other models as they are.
+
+    Raises:
+        ValueError: no such kind.
+    """
+    prefix, _, kind = settings.model.partition(":")
+    if prefix != "tiny":
+        return settings
+    folder = tiny_model(kind, default_root(), with_weights=settings.engine != "simulated")
+    name = settings.served_model_name or settings.model
+    return settings.model_copy(update={"model": str(folder), "served_model_name": name})
+
+
 def detect_accelerator(wanted: str) -> Accelerator:
     """`auto` is gpu where the Ray cluster has one now. A cluster that scales up from none must say gpu."""
     if wanted == "cpu":
@@ -49,7 +73,7 @@ def detect_accelerator(wanted: str) -> Accelerator:
 
 def build_app(settings: Settings, accelerator: Accelerator) -> Any:
     """The application: Ingress -> (Engine, Router, Renderer where there is one), Engine -> Router."""
-    settings = settings.effective(accelerator)
+    settings = with_model(settings).effective(accelerator)
     set_up_logs = functools.partial(configure, settings.log)
     router: Any = _router_deployment().bind(settings.router, "engine", set_up_logs)
     engine: Any = _engine_deployment(settings, accelerator).bind(
@@ -141,13 +165,15 @@ class EngineResources:
 def engine_resources(settings: Settings, accelerator: Accelerator) -> EngineResources:
     """GPUs, processes and bundles of one replica.
 
-    One GPU or a share of it: the replica holds it. Tensor parallel within a node: the replica holds
-    all of them and vLLM starts processes. Across nodes: the replica is one bundle and each tensor
-    parallel worker another, and vLLM's Ray executor puts its workers there.
+    A simulated engine needs none. One GPU or a share of it: the replica holds it. Tensor parallel within
+    a node: the replica holds all of them and vLLM starts processes. Across nodes: the replica is one
+    bundle and each tensor parallel worker another, and vLLM's Ray executor puts its workers there.
 
     Raises:
         ValueError: a share of a GPU together with tensor parallelism.
     """
+    if settings.engine == "simulated":
+        return EngineResources({"ray_actor_options": {"num_cpus": SIMULATED_CPUS}})
     if accelerator == "cpu":
         return EngineResources({"ray_actor_options": {"num_cpus": ENGINE_CPUS}})
     size = settings.tensor_parallel_size
@@ -188,6 +214,7 @@ def engine_config(settings: Settings, accelerator: Accelerator) -> EngineConfig:
         media=settings.media,
         video=settings.video,
         router=settings.router,
+        simulation=settings.simulation,
     )
 
 

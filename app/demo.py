@@ -20,7 +20,7 @@ from typing import Any
 from app.serve_file import read_serve_file
 from app.settings import Settings, load_settings
 from app.showcase import run_showcase
-from app.tiny_models import tiny_model
+from app.tiny_models import default_root, tiny_model
 
 __all__ = ["DemoConfig", "demo_config", "main"]
 
@@ -70,8 +70,7 @@ def demo_config(path: Path | None, port: int | None, environ: Mapping[str, str])
 
 
 def _tiny_args(args: dict[str, Any]) -> dict[str, Any]:
-    cache = Path(os.environ.get("SIGHTLINE_CACHE", Path.home() / ".cache" / "sightline"))
-    model = tiny_model("qwen3_vl", cache / "models")
+    model = tiny_model("qwen3_vl", default_root())
     media = dict(args.get("media") or {})
     # The demo's pictures come from this very machine, and one of them by two addresses.
     media |= {"allow_private_addresses": True, "identity": "content"}

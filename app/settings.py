@@ -202,7 +202,7 @@ def _names(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _without_empty_sections(args: Mapping[str, Any]) -> dict[str, Any]:
     """`media:` with nothing below it, or all of it commented out, is no setting."""
-    sections = ("media", "video", "router", "engine_args", "engine_runtime_env")
+    sections = ("media", "video", "router", "simulation", "engine_args", "engine_runtime_env")
     return {name: value for name, value in args.items() if not (name in sections and value in (None, {}))}
 
 

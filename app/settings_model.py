@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from app.logs import parse_levels
 from processors import MediaConfig, VideoConfig
 from router.config import RouterConfig
+from simulation.config import SimulationConfig
 
 __all__ = ["Settings"]
 
@@ -30,13 +31,16 @@ class Settings(BaseModel):
     model: str = Field(
         "Qwen/Qwen3-VL-2B-Instruct",
         min_length=1,
-        description="Model that the engines serve: a Hugging Face name or a folder.",
+        description="Model that the engines serve: a Hugging Face name or a folder. `tiny:KIND` "
+        "(`tiny:qwen3_vl`): a random one of 1 MB, made on the spot where the application is built.",
     )
     served_model_name: str | None = Field(
         None, min_length=1, description="What clients call the model. None: as `model` says."
     )
-    engine: Literal["vllm", "sglang"] = Field(
-        "vllm", description="Engine that runs the model in each replica."
+    engine: Literal["vllm", "sglang", "simulated"] = Field(
+        "vllm",
+        description="Engine that runs the model in each replica. `simulated` schedules, caches and publishes "
+        "as vLLM does, without weights: see `simulation`.",
     )
     engine_runtime_env: dict[str, Any] = Field(
         default_factory=dict,
@@ -192,6 +196,10 @@ class Settings(BaseModel):
     router: RouterConfig = Field(
         default_factory=RouterConfig, description="How the router decides and keeps up with the workers."
     )
+    simulation: SimulationConfig = Field(
+        default_factory=SimulationConfig,
+        description="The simulated engine. Only with `engine: simulated`.",
+    )
 
     @field_validator("log")
     @classmethod
@@ -207,6 +215,21 @@ class Settings(BaseModel):
                     f"`{section}` has settings but enable_multimodal is false: set it to true or drop "
                     f"`{section}`"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_simulation(self) -> Self:
+        if self.engine == "simulated":
+            if self.engine_args:
+                raise ValueError(
+                    "engine_args are a real engine's; what the simulated one has stands under `simulation`"
+                )
+            self.simulation.resolved_profile  # noqa: B018  # an unknown name is said here
+        elif "simulation" in self.model_fields_set:
+            raise ValueError(
+                f"`simulation` has settings but engine is {self.engine}: set it to simulated or drop "
+                "`simulation`"
+            )
         return self
 
     @model_validator(mode="after")

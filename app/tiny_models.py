@@ -20,7 +20,7 @@ import numpy as np
 from app.tiny_kinds import TINY_KINDS, TinyKind
 from app.tiny_tokenizer import spoken_ids, token_id, write_tokenizer
 
-__all__ = ["KINDS", "tiny_model"]
+__all__ = ["KINDS", "default_root", "tiny_model"]
 
 #: What `tiny_model` can make.
 KINDS: tuple[str, ...] = tuple(TINY_KINDS)
@@ -29,8 +29,16 @@ KINDS: tuple[str, ...] = tuple(TINY_KINDS)
 _VERSION = 4
 
 
-def tiny_model(kind: str, root: Path, seed: int = 0) -> Path:
+def default_root() -> Path:
+    """Where `make run` and `model: tiny:KIND` keep theirs: in SIGHTLINE_CACHE or ~/.cache/sightline."""
+    return Path(os.environ.get("SIGHTLINE_CACHE") or Path.home() / ".cache" / "sightline") / "models"
+
+
+def tiny_model(kind: str, root: Path, seed: int = 0, *, with_weights: bool = True) -> Path:
     """The folder `root/<kind>-<seed>-v<version>`, made if it is not there (with its parents).
+
+    Without weights, which is all that a simulated engine reads, neither torch nor much time is needed; the
+    folder's name says so.
 
     Equal arguments give equal files; another seed gives other weights. Safe when several processes
     ask at once: each builds in a folder of its own and the first one's is kept.
@@ -40,17 +48,17 @@ def tiny_model(kind: str, root: Path, seed: int = 0) -> Path:
     """
     if kind not in TINY_KINDS:
         raise ValueError(f"unknown kind of tiny model {kind!r}: choose one of {', '.join(KINDS)}")
-    target = root / f"{kind}-{seed}-v{_VERSION}"
+    target = root / f"{kind}-{seed}-v{_VERSION}{'' if with_weights else '-weightless'}"
     if not target.is_dir():
-        _make_atomically(TINY_KINDS[kind], target, seed)
+        _make_atomically(kind, target, seed, with_weights)
     return target
 
 
-def _make_atomically(kind: TinyKind, target: Path, seed: int) -> None:
+def _make_atomically(kind: str, target: Path, seed: int, with_weights: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        _write(kind, building, seed)
+        _write(kind, building, seed, with_weights)
         building.chmod(0o755)
         os.rename(building, target)
     except OSError:
@@ -60,9 +68,14 @@ def _make_atomically(kind: TinyKind, target: Path, seed: int) -> None:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def _write(kind: TinyKind, folder: Path, seed: int) -> None:
+def _write(name: str, folder: Path, seed: int, with_weights: bool) -> None:
+    kind = TINY_KINDS[name]
     write_tokenizer(folder)
-    _write_weights(kind, folder, seed)
+    if with_weights:
+        _write_weights(kind, folder, seed)
+    else:
+        config = {"architectures": [kind.model_class], "model_type": name, **kind.config()}
+        _dump(folder / "config.json", config)
     _dump(folder / "preprocessor_config.json", kind.image_processor_config())
     _dump(folder / "video_preprocessor_config.json", kind.video_processor_config())
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from processors import LayoutOptions, MediaConfig, VideoConfig
 from router.config import RouterConfig
+from simulation.config import SimulationConfig
 
 __all__ = ["Accelerator", "EngineConfig", "IngressConfig", "LayoutMode"]
 
@@ -23,6 +24,7 @@ class EngineConfig:
     engine_args: under the engine's own names; they win over everything else here.
     coalesce_ms: how long deltas after the first token are gathered before they are sent.
     has_renderer: prompts may be foreseen by a `Renderer` of the same engine and arguments.
+    simulation: of the simulated engine only.
     """
 
     model: str
@@ -41,6 +43,7 @@ class EngineConfig:
     media: MediaConfig = field(default_factory=MediaConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)
 
 
 @dataclass(frozen=True, slots=True)

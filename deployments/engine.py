@@ -14,9 +14,8 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import EngineConfig
-from deployments.engines import EngineGone, start_engine
+from deployments.engines import EngineGone, media_source, start_engine
 from deployments.engines.reaper import start_reaper
-from deployments.media import MediaDecoder
 from deployments.protocol import (
     Delta,
     EngineMessage,
@@ -63,7 +62,7 @@ class Engine:
         self._surprised: set[DecisionId] = set()  # open requests whose media were not what was foreseen
         start_reaper()
         log.info("worker %s: starting %s with %s", self._worker, config.engine, config.model)
-        self._media = await MediaDecoder.for_model(config)
+        self._media = await media_source(config)
         self._engine = await start_engine(config)
         self._link = ActorLink(finder(router))
         self._link.start()
