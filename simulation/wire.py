@@ -21,6 +21,7 @@ from simulation.events import Cleared, Event, Removed, Stored
 __all__ = ["BlockContent", "encode_batch"]
 
 _GROUP = 0
+_KIND = "full_attention"
 
 
 class _BlockStored(msgspec.Struct, tag="BlockStored", omit_defaults=True, gc=False):
@@ -33,6 +34,7 @@ class _BlockStored(msgspec.Struct, tag="BlockStored", omit_defaults=True, gc=Fal
     lora_name: str | None
     extra_keys: list[tuple[Any, ...] | None] | None = None
     group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
 
 
 class _BlockRemoved(msgspec.Struct, tag="BlockRemoved", omit_defaults=True, gc=False):
@@ -104,8 +106,10 @@ def _wire(event: Event, contents: Mapping[str, BlockContent], block_size: int) -
 def _stored(event: Stored, content: BlockContent | None, block_size: int) -> _BlockStored:
     hashes = event.keys.tolist()
     if content is None:
-        return _BlockStored(hashes, event.parent, [], 0, None, event.medium, None, None, _GROUP)
+        return _BlockStored(hashes, event.parent, [], 0, None, event.medium, None, None, _GROUP, _KIND)
     starts = range(event.first_block * block_size, (event.first_block + len(hashes)) * block_size, block_size)
     extras = [content.extra_keys(start, start + block_size) for start in starts]
     tokens = content.token_ids[starts.start : starts.stop].tolist()
-    return _BlockStored(hashes, event.parent, tokens, block_size, None, event.medium, None, extras, _GROUP)
+    return _BlockStored(
+        hashes, event.parent, tokens, block_size, None, event.medium, None, extras, _GROUP, _KIND
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.build import engine_config, engine_resources
+from app.build import engine_config, engine_resources, with_model
 from app.settings import Settings
 
 
@@ -18,6 +19,21 @@ def test_on_cpu_a_replica_takes_part_of_a_core() -> None:
     resources = engine_resources(settings(tensor_parallel_size=4), "cpu")
     assert resources.options == {"ray_actor_options": {"num_cpus": 0.5}}
     assert resources.executor is None
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "gpu"])
+def test_eight_simulated_engines_fit_on_one_core_and_take_no_gpu(accelerator: Any) -> None:
+    asked = engine_resources(settings(engine="simulated"), accelerator).options["ray_actor_options"]
+    assert 8 * asked["num_cpus"] <= 0.5 and "num_gpus" not in asked
+
+
+def test_a_tiny_model_is_made_where_the_application_is_built(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path))
+    made = with_model(settings(engine="simulated", model="tiny:qwen2_vl"))
+    assert Path(made.model).is_dir() and Path(made.model).is_relative_to(tmp_path)
+    assert made.served_model_name == "tiny:qwen2_vl"
+    with pytest.raises(ValueError, match="qwen2_vl"):
+        with_model(settings(engine="simulated", model="tiny:gpt2"))
 
 
 def test_one_gpu_is_held_by_the_replica() -> None:

@@ -23,7 +23,7 @@ def test_without_args_the_documented_defaults_hold():
 
 
 def test_every_setting_is_described():
-    sections = [Settings, type(Settings().media), type(Settings().router)]
+    sections = [Settings, *(type(getattr(Settings(), name)) for name in ("media", "router", "simulation"))]
     assert [n for s in sections for n, f in s.model_fields.items() if not f.description] == []
 
 
@@ -74,7 +74,25 @@ def test_a_variable_is_read_as_its_setting_s_type(variable, text, name, value):
 
 def test_every_single_valued_setting_has_a_variable():
     names = set(variables().values())
-    assert set(Settings.model_fields) - names == {"media", "video", "router"}
+    assert set(Settings.model_fields) - names == {"media", "video", "router", "simulation"}
+
+
+def test_the_simulated_engine_s_settings_need_the_simulated_engine():
+    assert "`simulation` has settings but engine is vllm" in refusal({"simulation": {"num_blocks": 9}})
+    settings = load_settings({"engine": "simulated", "simulation": {"num_blocks": 9}}, {})
+    assert settings.simulation.num_blocks == 9
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [
+        ({"engine_args": {"max_num_seqs": 4}}, "stands under `simulation`"),
+        ({"simulation": {"profile": "abacus"}}, "known: instant"),
+        ({"simulation": {"num_block": 9}}, "did you mean 'simulation.num_blocks'"),
+    ],
+)
+def test_what_a_simulated_engine_cannot_have_is_refused_by_name(args, word):
+    assert word in refusal({"engine": "simulated"} | args)
 
 
 def test_an_empty_variable_changes_nothing():

@@ -11,6 +11,7 @@ import app.tiny_models as tiny_models
 from app.tiny_kinds import TINY_KINDS
 from app.tiny_models import KINDS, tiny_model
 from app.tiny_tokenizer import SPECIALS, VOCAB_SIZE, spoken_ids, token_id
+from processors import ModelFiles, layout_for
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
@@ -96,7 +97,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_of_two_builders_at_once_the_first_one_s_folder_is_kept(tmp_path, monkeypatch):
-    def overtaken(kind, folder, seed):
+    def overtaken(kind, folder, seed, with_weights):
         (folder / "mine").touch()
         target = tmp_path / f"qwen2_vl-0-v{tiny_models._VERSION}"
         target.mkdir()
@@ -106,6 +107,15 @@ def test_of_two_builders_at_once_the_first_one_s_folder_is_kept(tmp_path, monkey
     folder = tiny_model("qwen2_vl", tmp_path)
     assert list(files(folder)) == ["theirs"]
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_without_weights_it_is_the_same_model_to_all_who_read_no_weights(tmp_path):
+    whole, light = (ModelFiles.load(tiny_model("qwen3_vl", tmp_path, with_weights=w)) for w in (True, False))
+    assert light.tokenizer.get_vocab() == whole.tokenizer.get_vocab()
+    assert light.model_type == whole.model_type and light.max_model_len == whole.max_model_len
+    layouts = [layout_for(files) for files in (light, whole)]
+    assert len({layout.fingerprint(layout.modalities) for layout in layouts}) == 1
+    assert "model.safetensors" not in files(tiny_model("qwen3_vl", tmp_path, with_weights=False))
 
 
 def test_an_unknown_kind_is_refused_with_those_there_are(tmp_path):
