@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, NewType
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, NewType, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -65,10 +66,25 @@ DecisionId = NewType("DecisionId", str)
 #: KV cache group of a model that has only one.
 DEFAULT_GROUP = 0
 
+_T = TypeVar("_T")
 _MASK64 = (1 << 64) - 1
 _ENGINE_UUID = re.compile("[0-9a-f]{16}0{48}")
 
 
+def _lean(cls: type[_T]) -> type[_T]:
+    """Pickle a dataclass as a call of itself, at a third of the time and the bytes of its own way: for what
+    crosses to the router actor with every request."""
+    names = [part.name for part in fields(cls)]  # type: ignore[arg-type]
+    read = attrgetter(*names)
+
+    def reduce(self: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return cls, read(self) if len(names) > 1 else (read(self),)
+
+    cls.__reduce__ = reduce  # type: ignore[method-assign]
+    return cls
+
+
+@_lean
 @dataclass(frozen=True, order=True, slots=True)
 class MediaId:
     """The identity of one media item: 64 bits that enter block keys and that the engine is given."""
@@ -113,6 +129,7 @@ class MediaId:
         return self.hex
 
 
+@_lean
 @dataclass(frozen=True, order=True, slots=True)
 class WorkerId:
     """One engine that can hold blocks: a Serve replica and its data-parallel rank."""
@@ -196,6 +213,7 @@ class DecisionReason(StrEnum):
     NO_WORKER = "no_worker"
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class ImageSize:
     """Pixels, after EXIF orientation."""
@@ -207,6 +225,7 @@ class ImageSize:
         return f"{self.width}x{self.height}"
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class VideoShape:
     """What a layout reads of a clip: the frames that the engine is given, not those of the file.
@@ -233,6 +252,7 @@ class EmbedRun(NamedTuple):
     length: int
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
     """Where one media item lies in an expanded prompt: token positions [offset, offset + length).
@@ -332,6 +352,7 @@ class MediaItem:
         return self.size if self.modality is Modality.IMAGE else self.video
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class MediaReport:
     """What a receipt and a log line say of one media item."""
@@ -376,6 +397,7 @@ class PreparedPrompt:
         return len(self.view) + self.estimated_media_tokens
 
 
+@_lean
 @dataclass(frozen=True, order=True, slots=True)
 class KeySpec:
     """What decides how a view is cut into keys. A pool has few of them."""
@@ -384,24 +406,29 @@ class KeySpec:
     block_size: int
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class KeyedView:
     """A view, keyed for one `KeySpec`.
 
     keys: little-endian uint64, 8 bytes a block: of the full blocks below `exact_until`.
-    media_blocks: ascending indices of the blocks (of `keys`) that touch a media span.
+    media_blocks: little-endian int32, ascending: indices of the blocks (of `keys`) that touch a media span.
     media_ends: for each media item of exact layout, in order, (token position of its end, encoder
         tokens), so that the router knows which items a cached prefix covers.
     """
 
     keys: bytes
-    media_blocks: tuple[int, ...] = ()
+    media_blocks: bytes = b""
     media_ends: tuple[tuple[int, int], ...] = ()
 
     def key_array(self) -> npt.NDArray[np.uint64]:
         return np.frombuffer(self.keys, dtype="<u8")
 
+    def media_block_array(self) -> npt.NDArray[np.int32]:
+        return np.frombuffer(self.media_blocks, dtype="<i4")
 
+
+@_lean
 @dataclass(frozen=True, slots=True)
 class RouteHints:
     """What a client asked of the router, where the configuration lets it.
@@ -416,6 +443,7 @@ class RouteHints:
     worker: str | None = None
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class RouteQuery:
     """What the router actor is asked. It never holds tokens.
@@ -491,6 +519,7 @@ class CandidateScore:
         return self.wait_ms + self.encode_ms + self.prefill_ms + self.pressure_ms + self.session_ms
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Where a request goes, and why.
@@ -537,6 +566,7 @@ class LifecycleKind(StrEnum):
     ABORT = "abort"
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class LifecycleEvent:
     """What a replica says of one request, in the same channel as its KV events.
@@ -620,6 +650,7 @@ class Tier(NamedTuple):
     medium: str = "GPU"
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class TierDelta:
     """What changed in one tier of one worker: little-endian uint64 keys, disjoint, without repeats."""
@@ -629,6 +660,7 @@ class TierDelta:
     removed: bytes = b""
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """What an engine says of itself. kv_usage: 0 to 1."""
@@ -638,6 +670,7 @@ class EngineLoad:
     kv_usage: float = 0.0
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
     """How far a relay has followed its engine.
@@ -658,6 +691,7 @@ class RelayStatus:
     distrusted: str = ""
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class WorkerPush:
     """One message of a worker's ordered channel to the router actor.
@@ -683,6 +717,7 @@ class WorkerPush:
     running: tuple[DecisionId, ...] | None = None
 
 
+@_lean
 @dataclass(frozen=True, slots=True)
 class PushReply:
     """The router actor's answer to one push.

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import numpy.typing as npt
 
-from router import BlockIndex, RouterConfig, RouterCore, block_keys, make_active_blocks, make_index, warm_up
+from router import BlockIndex, Chains, RouterConfig, RouterCore, block_keys, make_index, warm_up
 from sightline_types import (
     DecisionId,
     KeyedView,
@@ -192,7 +192,7 @@ def measure_match(report: Report) -> None:
 
 
 def measure_bookkeeping(report: Report) -> None:
-    index, active = index_with(64, 1_000_000), make_active_blocks()
+    index, active = index_with(64, 1_000_000), Chains()
     for number in range(256):
         active.acquire(number % 64, random_keys(512, 20_000 + number))
     for blocks in (512, 8192):
@@ -225,7 +225,9 @@ def measure_long_requests(report: Report) -> None:
     for under_way in (1, 16, 64, 256):
         core, decided, released = core_with(64, 1_000_000 // 64), [], []
         for number in range(3 * under_way + 200):
-            keyed = KeyedView(random_keys(8192, 50_000 + number).tobytes(), tuple(range(2048)))
+            keyed = KeyedView(
+                random_keys(8192, 50_000 + number).tobytes(), np.arange(2048, dtype="<i4").tobytes()
+            )
             query = RouteQuery(DecisionId(f"d{number}"), {SPEC: keyed}, num_tokens=131_072, tie_key=number)
             began = time.thread_time()
             core.decide(query)

@@ -3,8 +3,8 @@
 The shells that know Ray (`actor`, `client`, `pinned`) and the event relay are imported by their own names.
 """
 
-from router.active import ActiveBlocks
 from router.admission import Overloaded
+from router.chains import Chains
 from router.config import RouterConfig
 from router.contracts import ContractRefused
 from router.core import CoreStats, PoolView, RouterCore, WorkerStatus
@@ -13,11 +13,11 @@ from router.index import BlockIndex, Leading, Match
 from router.keys import RouterError, block_keys, chain_key, root_key
 from router.load import LoadBook, WorkerLoad
 from router.receipts import Outcome, Receipt
-from router.structures import make_active_blocks, make_index, warm_up
+from router.structures import make_index, warm_up
 
 __all__ = [
-    "ActiveBlocks",
     "BlockIndex",
+    "Chains",
     "ContractRefused",
     "CoreStats",
     "Leading",
@@ -36,7 +36,6 @@ __all__ = [
     "WorkerStatus",
     "block_keys",
     "chain_key",
-    "make_active_blocks",
     "make_index",
     "root_key",
     "warm_up",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,12 @@ class CandidateTable(Sequence[CandidateScore]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rows as bytes: numpy would describe their columns each time."""
+        return _unpack, (
+            self.rows.tobytes(), tuple(self._workers), self._spans, self._encoded, self._first, self._order
+        )  # fmt: skip
 
     @property
     def nbytes(self) -> int:
@@ -174,6 +180,19 @@ class CandidateTable(Sequence[CandidateScore]):
             _overlap(span, overlap, block_size, encoded is not None and bool(encoded[item, row]))
             for item, span in enumerate(self._spans)
         )
+
+
+def _unpack(
+    rows: bytes,
+    workers: tuple[WorkerId, ...],
+    spans: tuple[MediaSpan, ...],
+    encoded: npt.NDArray[np.bool_] | None,
+    first: int | None,
+    order: npt.NDArray[np.intp] | None,
+) -> CandidateTable:
+    table = CandidateTable(np.frombuffer(rows, CANDIDATE), workers, spans, encoded, first)
+    table._order = order
+    return table
 
 
 def _overlap(span: MediaSpan, overlap_blocks: int, block_size: int, is_encoded: bool) -> MediaOverlap:

@@ -2,24 +2,24 @@
 
 A table per tier (KV cache group and medium) maps a key to the lanes that hold it. A worker has a slot for
 its life and a lane for the life of its table: a new table gets a new lane, and the old one is taken out of
-the tables slice by slice (`router.lanes`). What is expected lies in a table of references by lane.
+the tables slice by slice (`router.lanes`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from router.expectations import Expectations
 from router.index import CREDIT_TIER, BlockIndex, CountArray, IndexStats, KeyArray, Match
 from router.kernels import matching, rows
 from router.lanes import Lanes
 from router.slots import Slots
-from router.tables import REFERENCE_SEGMENTS, HolderTable, MemoryBudget, ReferenceTable, sound
-from sightline_types import DEFAULT_GROUP, DecisionId, Tier, TierDelta, WorkerId
+from router.tables import HolderTable, MemoryBudget, sound
+from sightline_types import DEFAULT_GROUP, Tier, TierDelta, WorkerId
 
 __all__ = ["CompiledIndex"]
 
@@ -31,14 +31,6 @@ SEGMENTS = 1024
 CELLS_A_CHANGE, CELLS_A_SWEEP = 4096, 1 << 20
 #: More given up lanes than this, and than workers, are taken out at once.
 MAX_GIVEN_UP = 64
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Expectation:
-    slot: int
-    keys: KeyArray
-    generations: npt.NDArray[np.uint32]
-    expires_at: float
 
 
 class CompiledIndex(BlockIndex):
@@ -58,9 +50,7 @@ class CompiledIndex(BlockIndex):
         self._budget = MemoryBudget(memory_bytes)
         self._nothing = HolderTable(1, MemoryBudget())
         self._tiers = {CREDIT_TIER: HolderTable(num_segments, self._budget)}
-        self._coming = ReferenceTable(REFERENCE_SEGMENTS)
-        self._expectations: dict[DecisionId, _Expectation] = {}  # oldest first
-        self._owners: dict[int, dict[DecisionId, None]] = {}  # by slot, oldest first
+        self._coming = Expectations()
         self._cleaning: list[int] = []
         self._to_clean: list[tuple[HolderTable, int]] = []  # a table, and the next of its segments
         self._repeated_stores = self._unknown_removals = self._refused_stores = 0
@@ -83,8 +73,6 @@ class CompiledIndex(BlockIndex):
     def _take_another_lane(self, slot: int) -> None:
         self._have_lane()
         old, self._lane_of[slot] = self._lane_of[slot], self._lanes.take(slot)
-        for owner in list(self._owners.get(slot, ())):
-            self._change_lane(owner, old)
         self._give_up(old)
 
     def forget(self, worker: WorkerId) -> None:
@@ -104,56 +92,8 @@ class CompiledIndex(BlockIndex):
         keys, lanes = self._table(tier).pairs()
         return np.sort(keys[lanes == lane]) if lane is not None else np.empty(0, dtype=np.uint64)
 
-    # Expected blocks
-
-    def expect(self, worker: WorkerId, keys: KeyArray, expires_at: float, owner: DecisionId) -> None:
-        self.drop_expected(owner)
-        slot = self._slot(worker)
-        missing = self._tiers[CREDIT_TIER].missing(self._lane_of[slot], sound(keys))
-        if len(missing):
-            self._enter(owner, slot, missing, expires_at)
-
-    def _enter(self, owner: DecisionId, slot: int, keys: KeyArray, expires_at: float) -> None:
-        _, generations = self._coming.acquire(self._lane_of[slot], keys)
-        self._expectations[owner] = _Expectation(slot, keys, generations, expires_at)
-        self._owners.setdefault(slot, {})[owner] = None
-
-    def drop_expected(self, owner: DecisionId) -> None:
-        expected = self._expectations.pop(owner, None)
-        if expected is None:
-            return
-        del self._owners[expected.slot][owner]
-        self._coming.release(self._lane_of[expected.slot], expected.keys, expected.generations)
-
-    def _change_lane(self, owner: DecisionId, old: int) -> None:
-        """What `owner` still expects goes from the lane `old` to the worker's own."""
-        expected = self._expectations[owner]
-        keys = self._coming.live(old, expected.keys, expected.generations)
-        self._coming.release(old, expected.keys, expected.generations)
-        _, generations = self._coming.acquire(self._lane_of[expected.slot], keys)
-        self._expectations[owner] = _Expectation(expected.slot, keys, generations, expected.expires_at)
-
-    def drop_expected_of(self, worker: WorkerId) -> None:
-        for owner in self._owners_of(worker):
-            self.drop_expected(owner)
-
-    def trim_expected(self, worker: WorkerId, max_blocks: int) -> None:
-        for owner in self._owners_of(worker):
-            if self.num_expected(worker) <= max_blocks:
-                return
-            self.drop_expected(owner)
-
-    def _owners_of(self, worker: WorkerId) -> list[DecisionId]:
-        slot = self._slots.of(worker)
-        return list(self._owners.get(slot, ())) if slot is not None else []
-
-    def num_expected(self, worker: WorkerId) -> int:
-        lane = self._lane(worker)
-        return self._coming.count(lane) if lane is not None else 0
-
     def sweep(self, now: float) -> None:
-        for owner in [o for o, e in self._expectations.items() if e.expires_at <= now]:
-            self.drop_expected(owner)
+        self._coming.sweep(now)
         self.clean(CELLS_A_SWEEP)
 
     # What was put off
@@ -203,17 +143,26 @@ class CompiledIndex(BlockIndex):
         return len(self._slots)
 
     def match(self, keys: KeyArray, group: int = DEFAULT_GROUP) -> Match:
-        held, expected = np.zeros(self.num_slots, np.int32), np.zeros(self.num_slots, np.int32)
-        num_expected = self._coming.num_pairs if group == DEFAULT_GROUP else 0
-        lanes, coming = self._lanes, self._coming.sets.directory
+        keys = sound(keys)
+        held = np.zeros(self.num_slots, np.int32)
         table = self._tiers[CREDIT_TIER] if group == DEFAULT_GROUP else self._table(Tier(group))
-        matching.match_runs.run(
-            table.directory, coming, num_expected, sound(keys), lanes.live, lanes.slots, held, expected
-        )
+        matching.match_runs.run(table.directory, keys, self._lanes.live, self._lanes.slots, held)
+        expected = self._with_coming(keys, held, table) if group == DEFAULT_GROUP else held.copy()
         if len(self._tiers) == 1:
             return Match(held, expected, held)
         below = [t for t, table in self._tiers.items() if t.group == group and t.medium != CREDIT_TIER.medium]
-        return Match(held, expected, self._runs(sound(keys), [Tier(group), *below]) if below else held)
+        return Match(held, expected, self._runs(keys, [Tier(group), *below]) if below else held)
+
+    def _with_coming(self, keys: KeyArray, held: CountArray, table: HolderTable) -> CountArray:
+        """By slot, the leading keys that are each held or expected."""
+        runs, reach = held.copy(), self._coming.reach(keys)
+        more = [(slot, length) for slot, length in reach.items() if length > held[slot]]
+        if more:
+            slots, lengths = np.array(more, dtype=np.int64).T.copy()
+            lanes = np.array([self._lane_of[slot] for slot, _ in more], dtype=np.int64)
+            matching.lengthen_runs.run(table.directory, keys, lanes, lengths)
+            runs[slots] = lengths
+        return runs
 
     def _runs(self, keys: KeyArray, tiers: Iterable[Tier]) -> CountArray:
         counts = np.zeros(self.num_slots, dtype=np.int32)
@@ -238,11 +187,11 @@ class CompiledIndex(BlockIndex):
             workers=len(self._lane_of),
             blocks=sum(map(len, self._tiers.values())),
             residencies=sum(int(table.counts.sum()) for table in self._tiers.values()),
-            expected_blocks=self._coming.num_pairs,
+            expected_blocks=self._coming.total(),
             repeated_stores=self._repeated_stores,
             unknown_removals=self._unknown_removals,
             refused_stores=self._refused_stores,
-            memory_bytes=self._budget.used + self._coming.memory_bytes,
+            memory_bytes=self._budget.used,
         )
 
     def check_integrity(self) -> None:
@@ -256,19 +205,6 @@ class CompiledIndex(BlockIndex):
             live = [lane for lane in lanes if lane < len(held)]
             assert (held[live] == table.counts[live]).all(), f"counts of {tier} are wrong"
             assert table.counts.sum() == table.counts[live].sum(), f"{tier} counts a lost worker's"
-        self._check_expected()
-
-    def _check_expected(self) -> None:
-        owned = [(slot, owner) for slot, owners in self._owners.items() for owner in owners]
-        assert sorted(owned) == sorted((e.slot, o) for o, e in self._expectations.items()), "owners lost"
-        entries: set[tuple[int, int]] = set()
-        for expected in self._expectations.values():
-            lane = self._lane_of[expected.slot]
-            live = self._coming.live(lane, expected.keys, expected.generations)
-            missing = self._tiers[CREDIT_TIER].missing(lane, live)
-            assert len(missing) == len(live), "held and still expected"
-            entries.update((lane, key) for key in live.tolist())
-        assert len(entries) == self._coming.num_pairs, "expected by nobody"
 
     # Inner workings
 
@@ -303,8 +239,6 @@ class CompiledIndex(BlockIndex):
         self._repeated_stores += stored.repeated
         if stored.refused:
             self._refuse(stored.refused)
-        if tier == CREDIT_TIER and self._coming.count(lane):
-            self._coming.end(lane, keys)
 
     def _refuse(self, count: int) -> None:
         if not self._refused_stores:

@@ -26,7 +26,7 @@ def warm_up() -> None:
 
 def chain_view(
     root: int, tokens: npt.NDArray[np.int64], block_size: int, num_blocks: int, spans: Sequence[MediaSpan]
-) -> tuple[npt.NDArray[np.uint64], tuple[int, ...]]:
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
     """Keys of the first `num_blocks` blocks of a view, and which of them touch a span."""
     warm_up()
     keys = np.empty(num_blocks, dtype=np.uint64)
@@ -41,7 +41,7 @@ def chain_view(
         keys,
         media_blocks,
     )
-    return keys, tuple(media_blocks[:num_media_blocks].tolist())
+    return keys, media_blocks[:num_media_blocks]
 
 
 def chain_blocks(

@@ -165,8 +165,8 @@ class RouterConfig(BaseModel):
     expected_ttl_s: float = Field(
         30.0,
         gt=0,
-        description="Seconds that blocks count as expected on the worker a request was sent to, until events "
-        "confirm them. Too short: twins scatter while the first one is still in prefill.",
+        description="Seconds that a request's blocks count as expected on the worker it was sent to, if it "
+        "does not end before. Too short: twins scatter while the first one is still in prefill.",
     )
     approximate_ttl_s: float = Field(
         120.0,

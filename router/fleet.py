@@ -50,13 +50,15 @@ class Member:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Band:
-    """Some of the pool's workers. slots, workers: in the same order, not empty.
+    """Some of the pool's workers. slots, workers: in the same order, not empty. names: of their replicas,
+    encoded.
 
     is_uniform: all of them have the key spec of the first. has_groups: some decide by several cache groups.
     """
 
     slots: Slots
     workers: list[WorkerId]
+    names: list[bytes]
     is_uniform: bool
     has_groups: bool
 
@@ -89,8 +91,9 @@ class Fleet:
     def _make_band(self, slots: Slots) -> Band:
         at, rows = self._at, self.table.rows.take(slots)
         workers = [member.worker for slot in slots.tolist() if (member := at[slot]) is not None]
+        names = [worker.replica.encode() for worker in workers]
         is_uniform = bool((rows["spec"] == rows["spec"][:1]).all())
-        return Band(slots, workers, is_uniform, bool(rows["is_grouped"].any()))
+        return Band(slots, workers, names, is_uniform, bool(rows["is_grouped"].any()))
 
     def enter(
         self, msg: WorkerPush, contract: WorkerContract, slot: int, now: float, config: RouterConfig

@@ -14,12 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from router.chains import CountArray, KeyArray
+from router.expectations import Expectations
 from sightline_types import DEFAULT_GROUP, DecisionId, Tier, TierDelta, WorkerId
 
 __all__ = ["CREDIT_TIER", "BlockIndex", "CountArray", "IndexStats", "KeyArray", "Leading", "Match"]
-
-KeyArray = npt.NDArray[np.uint64]
-CountArray = npt.NDArray[np.int32]
 
 #: The tier that earns credit: the first cache group, on the GPU.
 CREDIT_TIER = Tier()
@@ -28,7 +27,8 @@ CREDIT_TIER = Tier()
 class Leading(NamedTuple):
     """How many leading blocks of a request a worker has.
 
-    confirmed: held, by events. expected: each one held or expected; never less than `confirmed`.
+    confirmed: held, by events. expected: each one held, or among the first that a request under way there
+    uses or brings; never less than `confirmed`.
     """
 
     confirmed: int = 0
@@ -99,25 +99,37 @@ class BlockIndex(ABC):
 
     # Expected blocks
 
-    @abstractmethod
-    def expect(self, worker: WorkerId, keys: KeyArray, expires_at: float, owner: DecisionId) -> None:
-        """Expect on `worker` those of `keys` that it does not hold. Replaces what `owner` expected before."""
+    _coming: Expectations
 
     @abstractmethod
+    def _slot(self, worker: WorkerId) -> int:
+        """The worker's slot; it is given one where it has none."""
+
+    def expect(self, worker: WorkerId, keys: KeyArray, expires_at: float, owner: DecisionId) -> None:
+        """The request of `owner` uses or brings `keys`, from its first block on, on `worker`. Replaces what
+        `owner` expected before."""
+        self._coming.expect(owner, self._slot(worker), keys, expires_at)
+
     def drop_expected(self, owner: DecisionId) -> None:
         """Nothing more will come of this decision. Idempotent."""
+        self._coming.drop(owner)
 
-    @abstractmethod
     def drop_expected_of(self, worker: WorkerId) -> None:
         """Nothing that was expected of `worker` will come."""
+        slot = self.slot_of(worker)
+        if slot is not None:
+            self._coming.drop_slot(slot)
 
-    @abstractmethod
     def trim_expected(self, worker: WorkerId, max_blocks: int) -> None:
         """Drop the oldest decisions' entries until at most `max_blocks` are expected of `worker`."""
+        slot = self.slot_of(worker)
+        if slot is not None:
+            self._coming.trim(slot, max_blocks)
 
-    @abstractmethod
     def num_expected(self, worker: WorkerId) -> int:
-        """Distinct blocks expected of `worker`."""
+        """Distinct blocks expected of `worker`, those that have come included."""
+        slot = self.slot_of(worker)
+        return self._coming.count(slot) if slot is not None else 0
 
     @abstractmethod
     def sweep(self, now: float) -> None:

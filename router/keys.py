@@ -57,7 +57,7 @@ class _Chainer(Protocol):
         block_size: int,
         num_blocks: int,
         spans: Sequence[MediaSpan],
-    ) -> tuple[npt.NDArray[np.uint64], tuple[int, ...]]: ...
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]: ...
 
     def chain_blocks(
         self, parent: int, tokens: npt.NDArray[np.int64], block_size: int, extras: Sequence[Extras]
@@ -137,14 +137,14 @@ def block_keys(view: TokenView, spec: KeySpec, *, salt: str = "", lora: str = ""
         media_blocks = _touched_blocks(spans, size, num_blocks)
     return KeyedView(
         keys=keys.astype("<u8", copy=False).tobytes(),
-        media_blocks=media_blocks,
+        media_blocks=media_blocks.astype("<i4").tobytes(),
         media_ends=tuple((span.end, span.length) for span in view.spans if span.end <= exact),
     )
 
 
-def _touched_blocks(spans: Sequence[MediaSpan], block_size: int, num_blocks: int) -> tuple[int, ...]:
+def _touched_blocks(spans: Sequence[MediaSpan], block_size: int, num_blocks: int) -> npt.NDArray[np.int64]:
     """Of the first `num_blocks` blocks those that touch a span, ascending."""
     touched: set[int] = set()
     for span in spans:
         touched.update(range(span.offset // block_size, min((span.end - 1) // block_size + 1, num_blocks)))
-    return tuple(sorted(touched))
+    return np.array(sorted(touched), dtype=np.int64)

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from router.active import ActiveBlocks
+from router.chains import Chains, CountArray, KeyArray
 from router.columns import WorkerTable
-from router.index import CountArray, KeyArray
-from router.structures import make_active_blocks
 from sightline_types import DecisionId
 
 __all__ = ["BookedLoad", "LoadBook", "WorkerLoad"]
@@ -59,9 +57,9 @@ class _Booking:
 class LoadBook:
     """Bookings by decision id, and their sums in the workers' rows. Every change is idempotent by id."""
 
-    def __init__(self, table: WorkerTable, active: ActiveBlocks | None = None) -> None:
+    def __init__(self, table: WorkerTable) -> None:
         self._table = table
-        self._active = active if active is not None else make_active_blocks()
+        self._active = Chains()
         self._bookings: dict[DecisionId, _Booking] = {}
         self._waiting: dict[int, set[DecisionId]] = {}  # by slot, never empty
 
@@ -163,7 +161,8 @@ class LoadBook:
         self._active.check_integrity()
         for slot in range(len(self._table.rows)):
             mine = {i: b for i, b in self._bookings.items() if b.slot == slot}
-            keys = {key for b in mine.values() for key in b.load.keys.tolist()}
+            chains = [b.load.keys for b in mine.values()]
+            keys = {chain[: end + 1].tobytes() for chain in chains for end in range(len(chain))}
             waiting = {i for i, b in mine.items() if not b.prefilled}
             sums = WorkerLoad(
                 sum(b.load.prefill_tokens for b in mine.values()),

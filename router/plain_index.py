@@ -1,9 +1,7 @@
 """The block index in plain Python: the oracle of the compiled one, and its fallback.
 
 A worker has a slot, one bit in the masks; a key maps to the mask of the workers that hold it, in a
-table per tier (KV cache group and medium). Expected blocks have a table of their own: each entry names
-the decisions that wait for it, and is gone when events confirm it, when its last decision drops it, or
-when its time is over.
+table per tier (KV cache group and medium).
 """
 
 from __future__ import annotations
@@ -14,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from router.expectations import Expectations
 from router.index import CREDIT_TIER, BlockIndex, CountArray, IndexStats, KeyArray, Match
-from sightline_types import DEFAULT_GROUP, DecisionId, Tier, TierDelta, WorkerId
+from sightline_types import DEFAULT_GROUP, Tier, TierDelta, WorkerId
 
 __all__ = ["PlainIndex"]
 
@@ -28,13 +27,6 @@ class _TierTable:
     held: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Expectation:
-    slot: int
-    keys: tuple[int, ...]
-    expires_at: float
-
-
 @dataclass(slots=True)
 class PlainIndex(BlockIndex):
     """Residency in dictionaries of bit masks: about 250 bytes a block."""
@@ -43,9 +35,7 @@ class PlainIndex(BlockIndex):
     _free_slots: list[int] = field(default_factory=list)
     _at: list[WorkerId | None] = field(default_factory=list)  # by slot
     _tiers: dict[Tier, _TierTable] = field(default_factory=dict)
-    _expected_masks: dict[int, int] = field(default_factory=dict)
-    _waiting: dict[int, dict[int, tuple[DecisionId, ...]]] = field(default_factory=dict)  # slot, key
-    _expectations: dict[DecisionId, _Expectation] = field(default_factory=dict)  # oldest first
+    _coming: Expectations = field(default_factory=Expectations)
     _repeated_stores: int = 0
     _unknown_removals: int = 0
 
@@ -86,59 +76,8 @@ class PlainIndex(BlockIndex):
             return np.empty(0, dtype=np.uint64)
         return np.array(sorted(key for key, mask in table.masks.items() if mask >> slot & 1), dtype=np.uint64)
 
-    # Expected blocks
-
-    def expect(self, worker: WorkerId, keys: KeyArray, expires_at: float, owner: DecisionId) -> None:
-        """Expect on `worker` those of `keys` that it does not hold. Replaces what `owner` expected before."""
-        self.drop_expected(owner)
-        slot = self._slot(worker)
-        masks = self._masks(CREDIT_TIER)
-        missing = tuple(k for k in dict.fromkeys(keys.tolist()) if not masks.get(k, 0) >> slot & 1)
-        if not missing:
-            return
-        waiting = self._waiting.setdefault(slot, {})
-        for key in missing:
-            waiting[key] = (*waiting.get(key, ()), owner)
-            self._expected_masks[key] = self._expected_masks.get(key, 0) | 1 << slot
-        self._expectations[owner] = _Expectation(slot, missing, expires_at)
-
-    def drop_expected(self, owner: DecisionId) -> None:
-        """Nothing more will come of this decision. Idempotent."""
-        expectation = self._expectations.pop(owner, None)
-        if expectation is None:
-            return
-        waiting = self._waiting.get(expectation.slot, {})
-        for key in expectation.keys:
-            if owner not in waiting.get(key, ()):
-                continue  # confirmed meanwhile
-            owners = tuple(other for other in waiting[key] if other != owner)
-            if owners:
-                waiting[key] = owners
-            else:
-                self._settle(expectation.slot, key)
-
-    def drop_expected_of(self, worker: WorkerId) -> None:
-        """Nothing that was expected of `worker` will come."""
-        slot = self._slots.get(worker)
-        for owner in [o for o, e in self._expectations.items() if e.slot == slot]:
-            self.drop_expected(owner)
-
-    def trim_expected(self, worker: WorkerId, max_blocks: int) -> None:
-        """Drop the oldest decisions' entries until at most `max_blocks` are expected of `worker`."""
-        slot = self._slots.get(worker, -1)
-        for owner in [o for o, e in self._expectations.items() if e.slot == slot]:
-            if len(self._waiting.get(slot, ())) <= max_blocks:
-                return
-            self.drop_expected(owner)
-
-    def num_expected(self, worker: WorkerId) -> int:
-        """Distinct blocks expected of `worker`."""
-        return len(self._waiting.get(self._slots.get(worker, -1), ()))
-
     def sweep(self, now: float) -> None:
-        """Drop the expected entries whose time is over."""
-        for owner in [o for o, e in self._expectations.items() if e.expires_at <= now]:
-            self.drop_expected(owner)
+        self._coming.sweep(now)
 
     # Questions
 
@@ -158,20 +97,20 @@ class PlainIndex(BlockIndex):
     def match(self, keys: KeyArray, group: int = DEFAULT_GROUP) -> Match:
         masks = [table.masks for tier, table in self._tiers.items() if tier.group == group]
         held = self._masks(Tier(group))
-        coming = self._expected_masks if group == DEFAULT_GROUP else {}
-        asked = keys.tolist()
+        reach = self._coming.reach(keys) if group == DEFAULT_GROUP else {}
+        asked = [*enumerate(keys.tolist())]
         return Match(
-            held=self._run(asked, lambda key: held.get(key, 0)),
-            expected=self._run(asked, lambda key: held.get(key, 0) | coming.get(key, 0)),
-            lower=self._run(asked, lambda key: _union(masks, key)),
+            held=self._run(asked, lambda block, key: held.get(key, 0)),
+            expected=self._run(asked, lambda block, key: held.get(key, 0) | _beyond(reach, block)),
+            lower=self._run(asked, lambda block, key: _union(masks, key)),
         )
 
-    def _run(self, keys: Sequence[int], have: Callable[[int], int]) -> CountArray:
-        """By slot, how many leading `keys` have the slot's bit in `have`."""
+    def _run(self, keys: Sequence[tuple[int, int]], have: Callable[[int, int], int]) -> CountArray:
+        """By slot, how many leading `keys` have the slot's bit in `have` of their place and themselves."""
         counts = np.zeros(self.num_slots, dtype=np.int32)
         left = sum(1 << slot for slot in self._slots.values())
-        for block, key in enumerate(keys):
-            still = left & have(key)
+        for block, key in keys:
+            still = left & have(block, key)
             for slot in _bits(left ^ still):
                 counts[slot] = block
             left = still
@@ -194,7 +133,7 @@ class PlainIndex(BlockIndex):
             workers=len(self._slots),
             blocks=sum(len(table.masks) for table in self._tiers.values()),
             residencies=sum(sum(table.held.values()) for table in self._tiers.values()),
-            expected_blocks=sum(len(waiting) for waiting in self._waiting.values()),
+            expected_blocks=self._coming.total(),
             repeated_stores=self._repeated_stores,
             unknown_removals=self._unknown_removals,
         )
@@ -210,19 +149,7 @@ class PlainIndex(BlockIndex):
             assert table.masks, f"empty table of {tier} kept"
             assert table.held == _count(table.masks), f"counts of {tier} are wrong"
             assert not any(mask & ~live for mask in table.masks.values()), f"{tier} names a lost worker"
-        self._check_expected(live)
-
-    def _check_expected(self, live: int) -> None:
-        masks: dict[int, int] = {}
-        for slot, waiting in self._waiting.items():
-            assert waiting and live >> slot & 1, f"slot {slot} expects nothing, or is no worker's"
-            for key, owners in waiting.items():
-                assert len(set(owners)) == len(owners) > 0, f"owners of {key:#x}: {owners}"
-                assert all(key in self._expectations[owner].keys for owner in owners), "owner unknown"
-                masks[key] = masks.get(key, 0) | 1 << slot
-        assert masks == self._expected_masks, "masks of expected blocks are wrong"
-        held = self._masks(CREDIT_TIER)
-        assert not any(held.get(key, 0) & mask for key, mask in masks.items()), "held and still expected"
+        self._coming.check_integrity()
 
     # Inner workings
 
@@ -250,9 +177,6 @@ class PlainIndex(BlockIndex):
         if added:
             table.held[slot] = table.held.get(slot, 0) + added
         self._repeated_stores += len(keys) - added
-        if tier == CREDIT_TIER and slot in self._waiting:
-            for key in self._waiting[slot].keys() & set(keys):
-                self._settle(slot, key)
 
     def _remove(self, slot: int, tier: Tier, keys: Sequence[int]) -> None:
         table = self._tiers.get(tier)
@@ -280,14 +204,6 @@ class PlainIndex(BlockIndex):
         if not table.masks:
             del self._tiers[tier]
 
-    def _settle(self, slot: int, key: int) -> None:
-        """The expected entry is no more: it came, or nobody waits for it."""
-        waiting = self._waiting[slot]
-        del waiting[key]
-        if not waiting:
-            del self._waiting[slot]
-        _drop_bit(self._expected_masks, key, 1 << slot)
-
 
 def _keys(packed: bytes) -> list[int]:
     keys: list[int] = np.frombuffer(packed, dtype="<u8").tolist()
@@ -311,6 +227,11 @@ def _bits(mask: int) -> Iterator[int]:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
         mask ^= lowest
+
+
+def _beyond(reach: dict[int, int], block: int) -> int:
+    """The mask of the slots that reach beyond `block`."""
+    return sum(1 << slot for slot, length in reach.items() if length > block)
 
 
 def _union(masks: Iterable[dict[int, int]], key: int) -> int:

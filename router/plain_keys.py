@@ -29,11 +29,11 @@ def digest(data: bytes) -> int:
 
 def chain_view(
     root: int, tokens: npt.NDArray[np.int64], block_size: int, num_blocks: int, spans: Sequence[MediaSpan]
-) -> tuple[npt.NDArray[np.uint64], tuple[int, ...]]:
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
     """Keys of the first `num_blocks` blocks of a view, and which of them touch a span."""
     extras = _extras_by_block(spans, block_size, num_blocks)
     by_block = [extras.get(block, b"") for block in range(num_blocks)]
-    return _chain(root, tokens, block_size, by_block), tuple(sorted(extras))
+    return _chain(root, tokens, block_size, by_block), np.array(sorted(extras), dtype=np.int64)
 
 
 def chain_blocks(

@@ -14,6 +14,7 @@ import xxhash
 from router.columns import Rows
 from router.config import RouterConfig
 from router.index import CountArray
+from router.scoring import cheapest
 from sightline_types import DecisionReason, WorkerId
 
 __all__ = ["Choice", "Contest", "Policy", "make_policy", "rendezvous"]
@@ -31,14 +32,15 @@ _MASK64 = (1 << 64) - 1
 class Contest:
     """One query's candidates.
 
-    rows: `CANDIDATE`, shape (n,), not empty. workers: theirs, in the same order.
-    loads: `WORKER` rows of the candidates. added_blocks: by row, the distinct active blocks that the
-    request would add; asked for by the policy that needs it.
+    rows: `CANDIDATE`, shape (n,), not empty. workers: theirs, in the same order; names: of their replicas,
+    encoded. Asked for by the policies that need it: loads, `WORKER` rows of the candidates; added_blocks, by
+    row, the distinct active blocks that the request would add.
     """
 
     rows: Rows
     workers: Sequence[WorkerId]
-    loads: Rows
+    names: Sequence[bytes]
+    loads: Callable[[], Rows]
     num_tokens: int
     tie_key: int
     added_blocks: Callable[[], CountArray]
@@ -64,16 +66,16 @@ def make_policy(config: RouterConfig, random: Random) -> Policy:
     return policies[config.policy]()
 
 
-def rendezvous(tie_key: int, workers: Sequence[WorkerId]) -> int:
+def rendezvous(tie_key: int, workers: Sequence[WorkerId], names: Sequence[bytes]) -> int:
     """The place of the worker with the highest hash: the same worker for the same key whatever the order,
     and when another one leaves.
 
     By replica first, with the hash of `router.pinned`, so that a request without a decision goes to the
-    same replica.
+    same replica. names: the replicas', encoded.
     """
     seed = tie_key & _MASK64
     digest = xxhash.xxh3_64_intdigest
-    by_replica = [digest(worker.replica.encode(), seed) for worker in workers]
+    by_replica = [digest(name, seed) for name in names]
     highest = max(by_replica)
     if by_replica.count(highest) == 1:
         return by_replica.index(highest)
@@ -90,10 +92,12 @@ def _settle(contest: Contest, best: npt.NDArray[np.intp]) -> int:
     """One of the equal rows `best`."""
     if len(best) == 1:
         return int(best[0])
-    if len(best) == len(contest.workers):
-        return rendezvous(contest.tie_key, contest.workers)
+    workers, names = contest.workers, contest.names
+    if len(best) == len(workers):
+        return rendezvous(contest.tie_key, workers, names)
     rows: list[int] = best.tolist()
-    return rows[rendezvous(contest.tie_key, [contest.workers[row] for row in rows])]
+    tied = rendezvous(contest.tie_key, [workers[row] for row in rows], [names[row] for row in rows])
+    return rows[tied]
 
 
 class LowestCost:
@@ -107,10 +111,9 @@ class LowestCost:
         self._random = random
 
     def choose(self, contest: Contest) -> Choice:
-        costs = contest.rows["cost_ms"]
         if self._temperature_ms > 0:
-            return self._draw(costs), DecisionReason.SAMPLED
-        best = (costs <= costs.min() + TIE_MS).nonzero()[0]
+            return self._draw(contest.rows["cost_ms"]), DecisionReason.SAMPLED
+        best = cheapest(contest.rows, TIE_MS)
         reason = DecisionReason.COST if len(best) == 1 else DecisionReason.TIE
         return _settle(contest, best), reason
 
@@ -126,7 +129,7 @@ class KvBlocks:
     """
 
     def choose(self, contest: Contest) -> Choice:
-        rows, loads = contest.rows, contest.loads
+        rows, loads = contest.rows, contest.loads()
         waiting = loads["prefill_tokens"] + contest.num_tokens
         prefill_blocks = np.maximum(waiting / rows["block_size"] - rows["overlap"], 0.0)
         logits = prefill_blocks + loads["decode_blocks"] + contest.added_blocks()
@@ -157,7 +160,7 @@ class PowerOfTwo:
     def choose(self, contest: Contest) -> Choice:
         order = sorted(range(len(contest.workers)), key=contest.workers.__getitem__)
         drawn = self._random.sample(order, min(2, len(order)))
-        busyness = list(zip(*_busyness(contest.loads), strict=True))
+        busyness = list(zip(*_busyness(contest.loads()), strict=True))
         return min(drawn, key=busyness.__getitem__), DecisionReason.POLICY
 
 
@@ -165,7 +168,7 @@ class LeastLoaded:
     """The fewest active requests, then the fewest tokens waiting; equal ones by rendezvous."""
 
     def choose(self, contest: Contest) -> Choice:
-        requests, tokens = _busyness(contest.loads)
+        requests, tokens = _busyness(contest.loads())
         fewest = requests == requests.min()
         least = fewest & (tokens == tokens[fewest].min())
         return _settle(contest, np.flatnonzero(least)), DecisionReason.POLICY
@@ -175,7 +178,7 @@ class MediaSticky:
     """Always the same worker for the same first picture, whatever its load."""
 
     def choose(self, contest: Contest) -> Choice:
-        return rendezvous(contest.tie_key, contest.workers), DecisionReason.POLICY
+        return rendezvous(contest.tie_key, contest.workers, contest.names), DecisionReason.POLICY
 
 
 def _busyness(loads: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -16,11 +16,12 @@ from router.index import CountArray
 from router.usable import usable_blocks
 from sightline_types import KeyedView, RouteQuery
 
-__all__ = ["Asked", "Found", "Permits", "asked", "credit_blocks", "score_candidates"]
+__all__ = ["Asked", "Found", "Permits", "asked", "cheapest", "credit_blocks", "most_held", "score_candidates"]
 
 IntArray = npt.NDArray[np.int64]
 
 _NONE: IntArray = np.empty(0, dtype=np.int64)
+_NO_BLOCKS: npt.NDArray[np.int32] = np.frombuffer(b"", dtype=np.int32)  # read-only, as those of a view
 _NOTHING, _BEFORE_MEDIA = 0, 1  # as in `router.credit.Extent`
 
 
@@ -36,7 +37,7 @@ class Asked(NamedTuple):
     num_keys: int
     prefix_keys: int
     media_tokens: int
-    media_blocks: IntArray
+    media_blocks: npt.NDArray[np.int32]
     item_ends: IntArray
     item_tokens: IntArray
 
@@ -66,7 +67,7 @@ def asked(query: RouteQuery, view: KeyedView | None, block_size: int) -> Asked:
         num_keys,
         min(num_keys, prefix),
         query.media_tokens,
-        _integers(view.media_blocks if view is not None else ()),
+        view.media_block_array() if view is not None else _NO_BLOCKS,
         _integers(ends),
         _integers(tokens),
     )
@@ -106,6 +107,38 @@ def score_candidates(
 def credit_blocks(extent: int, query: RouteQuery, view: KeyedView, block_size: int) -> int:
     """How many of the view's blocks may earn anything."""
     return _extent_blocks(int(extent), asked(query, view, block_size))
+
+
+def cheapest(rows: Rows, within_ms: float) -> npt.NDArray[np.int64]:
+    """Which `CANDIDATE` rows cost the least, or `within_ms` of that, ascending. There is one at least."""
+    return _cheapest(records(rows, _cheapest), within_ms)
+
+
+def most_held(rows: Rows) -> int:
+    """The most cached tokens that any of the `CANDIDATE` rows foresees."""
+    return int(_most_held(records(rows, _most_held)))
+
+
+@compiled
+def _cheapest(rows: Any, within_ms: float) -> npt.NDArray[np.int64]:
+    limit = rows[0].cost_ms
+    for row in range(1, len(rows)):
+        limit = min(limit, rows[row].cost_ms)
+    limit += within_ms
+    best, count = np.empty(len(rows), dtype=np.int64), 0
+    for row in range(len(rows)):
+        if rows[row].cost_ms <= limit:
+            best[count] = row
+            count += 1
+    return best[:count]
+
+
+@compiled
+def _most_held(rows: Any) -> int:
+    most = 0
+    for row in range(len(rows)):
+        most = max(most, rows[row].overlap * rows[row].block_size)
+    return most
 
 
 @compiled

@@ -16,6 +16,7 @@ from router.fleet import Fleet, Member, Slots
 from router.load import LoadBook
 from router.policies import Choice, Contest, make_policy
 from router.scorer import Scorer
+from router.scoring import most_held
 from router.sessions import Sessions
 from router.status import Counts
 from sightline_types import Decision, DecisionReason, RouteQuery
@@ -59,7 +60,7 @@ class Selector:
         """
         slots, forced = self._candidates(query)
         table = self._scorer.table(query, slots)
-        row, reason = self._choose(query, table, forced)
+        row, reason = self._choose(query, table, slots, forced)
         chosen = table.row(row)
         return self._decision(query, table.ranked(row), chosen, reason), chosen
 
@@ -89,16 +90,17 @@ class Selector:
         home = self._sessions.home(query.hints.session, self._clock())
         return self._fleet.get(home) if home is not None else None
 
-    def _choose(self, query: RouteQuery, table: CandidateTable, forced: DecisionReason | None) -> Choice:
+    def _choose(
+        self, query: RouteQuery, table: CandidateTable, slots: Slots, forced: DecisionReason | None
+    ) -> Choice:
         self._favour_home(query, table)
         if len(table) == 1:
             return 0, forced or DecisionReason.ONLY_WORKER
-        rows = table.rows
-        slots = rows["slot"]
         contest = Contest(
-            rows=rows,
+            rows=table.rows,
             workers=table.workers,
-            loads=self._fleet.table.rows.take(slots),  # five times as fast as an index of rows
+            names=self._fleet.band(slots).names,
+            loads=lambda: self._fleet.table.rows.take(slots),  # five times as fast as an index of rows
             num_tokens=query.num_tokens,
             tie_key=query.tie_key,
             added_blocks=lambda: self._added_blocks(query, slots),
@@ -113,7 +115,7 @@ class Selector:
             table.rows["session_ms"][row] = -self._config.session_bonus_ms
             table.rows["cost_ms"][row] -= self._config.session_bonus_ms
 
-    def _added_blocks(self, query: RouteQuery, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def _added_blocks(self, query: RouteQuery, slots: Slots) -> npt.NDArray[np.int32]:
         added = np.zeros(len(slots), dtype=np.int32)
         for view in query.views.values():
             by_slot = self._book.would_add(view.key_array())
@@ -125,7 +127,6 @@ class Selector:
         self, query: RouteQuery, table: CandidateTable, chosen: CandidateRow, reason: DecisionReason
     ) -> Decision:
         member = self._fleet.at(chosen.slot)
-        held = table.rows["overlap"] * table.rows["block_size"]
         return Decision(
             decision_id=query.decision_id,
             worker=member.worker,
@@ -138,5 +139,5 @@ class Selector:
             degraded=tuple(dict.fromkeys((*query.reasons, *reasons_of(chosen)))),
             media=query.media,
             first_media_offset=query.first_media_offset,
-            regret_tokens=int(held.max()) - chosen.predicted_tokens,
+            regret_tokens=most_held(table.rows) - chosen.predicted_tokens,
         )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 from router import keys
-from router.active import ActiveBlocks, PlainActiveBlocks
 from router.compiling import can_compile
 from router.index import BlockIndex
 from router.plain_index import PlainIndex
 
-__all__ = ["make_active_blocks", "make_index", "warm_up"]
+__all__ = ["make_index", "warm_up"]
 
 
 def make_index(memory_bytes: int = 0) -> BlockIndex:
@@ -26,16 +25,6 @@ def make_index(memory_bytes: int = 0) -> BlockIndex:
     return CompiledIndex(memory_bytes)
 
 
-def make_active_blocks() -> ActiveBlocks:
-    """An empty set of active blocks."""
-    if not can_compile():
-        return PlainActiveBlocks()
-    _compile_tables()
-    from router.compiled_active import CompiledActiveBlocks
-
-    return CompiledActiveBlocks()
-
-
 def warm_up() -> None:
     """Have everything compiled now rather than at the first request. Idempotent.
 
@@ -48,8 +37,8 @@ def warm_up() -> None:
 
 @cache
 def _compile_tables() -> None:
-    from router.kernels import cells, holders, matching, references, rows
+    from router.kernels import cells, holders, matching, rows
     from router.kernels.compiling import compile_kernels
 
-    for module in (cells, rows, holders, matching, references):
+    for module in (cells, rows, holders, matching):
         compile_kernels(module.__name__, module.KERNELS)

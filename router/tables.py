@@ -7,35 +7,27 @@ segment's: with 16 M blocks some 16,000 cells.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from router.index import CountArray, KeyArray
-from router.kernels import cells, holders, matching, references, rows
-from router.kernels.cells import CAPACITY, DONE, NEED, REFUSED, REPEATED, SEGMENT, USED
+from router.index import KeyArray
+from router.kernels import cells, holders, rows
+from router.kernels.cells import CAPACITY, DONE, NEED, REFUSED, SEGMENT, USED
 
 __all__ = [
-    "REFERENCE_SEGMENTS",
     "CellTable",
     "HolderTable",
     "MemoryBudget",
-    "ReferenceTable",
     "Stored",
     "sound",
 ]
 
-#: Sixteenths of a segment's cells that may be used: many residencies lie dense, few references wide.
-DENSE, WIDE = 10, 8
-#: Cells of a segment at least.
-LEAST_HELD, LEAST_REFERRED = 8, 512
 #: Share of the allowed cells that is used after a segment was made anew.
 FRESH_FILL = 0.77
 #: Rows are packed when the arena is made anew; so much more room is made.
 ARENA_ROOM = 1.2
-GENERATIONS = 1 << 28
-#: Few and large, so that a long request's coming and going does not make them anew.
-REFERENCE_SEGMENTS = 128
 NOTHING = np.empty(0, dtype=np.uint64)
 
 
@@ -50,8 +42,7 @@ class MemoryBudget:
         return bool(self.limit) and more > 0 and self.used + more > self.limit
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """What became of a call's keys."""
 
     added: int
@@ -68,16 +59,11 @@ def sound(keys: KeyArray) -> KeyArray:
 class CellTable:
     """The memory of one table; see `router.kernels.cells`.
 
-    num_segments: a power of two. mask: the payload's part of a cell's identity. fill, least: of a
-    segment, sixteenths of its cells that may be used, and its least number of cells.
+    num_segments: a power of two.
     """
 
-    def __init__(
-        self, num_segments: int, mask: np.uint64, budget: MemoryBudget, fill: int, least: int
-    ) -> None:
-        self.directory = np.zeros((cells.NUM_FIELDS, num_segments), dtype=np.int64)
-        self.directory[cells.FILL], self.directory[cells.LEAST] = fill, least
-        self._mask = mask
+    def __init__(self, num_segments: int, budget: MemoryBudget) -> None:
+        self.directory = np.zeros((num_segments, cells.NUM_FIELDS), dtype=np.int64)
         self._budget = budget
         self._cells = [NOTHING] * num_segments
         self._arenas = [NOTHING] * num_segments
@@ -86,7 +72,7 @@ class CellTable:
 
     def __len__(self) -> int:
         """Cells in use."""
-        return int(self.directory[USED].sum())
+        return int(self.directory[:, USED].sum())
 
     @property
     def num_segments(self) -> int:
@@ -105,20 +91,18 @@ class CellTable:
         return self._renew_arena(segment, int(self._report[cells.ROW_WORDS]) if grows else 0)
 
     def _renew_cells(self, segment: int, *, grows: bool) -> bool:
-        used, capacity, fill, least = self.directory[
-            [USED, CAPACITY, cells.FILL, cells.LEAST], segment
-        ].tolist()
-        wanted = max(least, int((used + 1) * cells.SIXTEENTHS / (FRESH_FILL * fill)) + 1)
+        used, capacity = self.directory[segment, [USED, CAPACITY]].tolist()
+        wanted = max(cells.LEAST, int((used + 1) * cells.SIXTEENTHS / (FRESH_FILL * cells.FILL)) + 1)
         wanted = wanted if grows else min(capacity, wanted)
         fresh = self._allocate(2 * wanted, self._cells[segment])
         if fresh is None:
             return False
-        cells.move_cells.run(self.directory, segment, fresh.ctypes.data, wanted, self._mask)
+        cells.move_cells.run(self.directory, segment, fresh.ctypes.data, wanted)
         self._cells[segment] = fresh
         return True
 
     def _renew_arena(self, segment: int, more_words: int) -> bool:
-        live = int(self.directory[cells.ARENA_LIVE, segment])
+        live = int(self.directory[segment, cells.ARENA_LIVE])
         wanted = max(holders.MIN_ARENA_WORDS, int(live * ARENA_ROOM) + more_words)
         fresh = self._allocate(wanted, self._arenas[segment])
         if fresh is None:
@@ -141,24 +125,22 @@ class CellTable:
 
     def check_integrity(self) -> None:
         """Raise AssertionError where a cell is not found, or the memory is not what the directory says."""
-        assert len(self._cells) == len(self._arenas) == self.directory.shape[1], "segments lost"
-        for segment in np.flatnonzero(self.directory[[CAPACITY, cells.ARENA_WORDS]].any(axis=0)).tolist():
+        assert len(self._cells) == len(self._arenas) == self.directory.shape[0], "segments lost"
+        for segment in np.flatnonzero(self.directory[:, [CAPACITY, cells.ARENA_WORDS]].any(axis=1)).tolist():
             own, arena = self._cells[segment], self._arenas[segment]
             keys = own[::2]
-            assert len(keys) == self.directory[CAPACITY, segment], "cells lost"
-            assert np.count_nonzero(keys) == self.directory[USED, segment], "cells counted wrongly"
-            assert len(arena) == self.directory[cells.ARENA_WORDS, segment], "arena lost"
-            assert not cells.count_misplaced.run(self.directory, segment, self._mask), "cells misplaced"
-            assert own.ctypes.data == self.directory[cells.CELLS, segment] or not len(own)
+            assert len(keys) == self.directory[segment, CAPACITY], "cells lost"
+            assert np.count_nonzero(keys) == self.directory[segment, USED], "cells counted wrongly"
+            assert len(arena) == self.directory[segment, cells.ARENA_WORDS], "arena lost"
+            assert not cells.count_misplaced.run(self.directory, segment), "cells misplaced"
+            assert own.ctypes.data == self.directory[segment, cells.CELLS] or not len(own)
 
 
 class HolderTable(CellTable):
     """Key to the set of lanes that hold it. counts: keys by lane, shape (lanes,)."""
 
-    def __init__(
-        self, num_segments: int, budget: MemoryBudget, fill: int = DENSE, least: int = LEAST_HELD
-    ) -> None:
-        super().__init__(num_segments, cells.NO_MASK, budget, fill, least)
+    def __init__(self, num_segments: int, budget: MemoryBudget) -> None:
+        super().__init__(num_segments, budget)
         self.counts = np.zeros(64, dtype=np.int64)
 
     def add(self, lane: int, keys: KeyArray) -> Stored:
@@ -170,9 +152,9 @@ class HolderTable(CellTable):
             if not report[NEED]:
                 break
             refuses = 0 if self._meet(grows=True) else 1
-        added = int(report[DONE])
+        added, repeated, refused = report[: REFUSED + 1].tolist()
         self.counts[lane] += added
-        return Stored(added, int(report[REPEATED]), int(report[REFUSED]))
+        return Stored(added, repeated, refused)
 
     def drop(self, lane: int, keys: KeyArray) -> int:
         """`lane` holds `keys` no longer; how many it had held."""
@@ -211,14 +193,14 @@ class HolderTable(CellTable):
         while first < self.num_segments and num_cells > 0:
             begin = first
             first = holders.clean_segments.run(self.directory, first, num_cells, live, report)
-            num_cells -= int(self.directory[CAPACITY, begin:first].sum()) + first - begin
+            num_cells -= int(self.directory[begin:first, CAPACITY].sum()) + first - begin
             if report[NEED]:
                 self._after_cleaning(int(report[SEGMENT]))
         return first, num_cells
 
     def _after_cleaning(self, segment: int) -> None:
         self._meet(grows=False)
-        live, words = (int(self.directory[f, segment]) for f in (cells.ARENA_LIVE, cells.ARENA_WORDS))
+        live, words = (int(self.directory[segment, f]) for f in (cells.ARENA_LIVE, cells.ARENA_WORDS))
         if 4 * live < words:
             self._renew_arena(segment, 0)
 
@@ -242,134 +224,7 @@ class HolderTable(CellTable):
 
     def check_integrity(self) -> None:
         super().check_integrity()
-        for segment in np.flatnonzero(self.directory[CAPACITY]).tolist():
+        for segment in np.flatnonzero(self.directory[:, CAPACITY]).tolist():
             payloads = self._cells[segment][1::2]
             classes = (payloads[payloads >> np.uint64(56) != 0] >> np.uint64(48)).astype(int) - 256
-            assert (1 << classes).sum() == self.directory[cells.ARENA_LIVE, segment], "rows lost"
-
-
-class ReferenceTable:
-    """References by (lane, key), and by key the set of lanes that have any.
-
-    The sets cost as much as the references; they are kept from the first time that somebody asks for them.
-    num_pairs: (lane, key) pairs that have references. counts: the same by lane, shape (lanes,).
-    """
-
-    def __init__(self, num_segments: int) -> None:
-        self._budget = MemoryBudget()
-        self.num_pairs = 0
-        self.counts = np.zeros(64, dtype=np.int64)
-        self._pairs = _Pairs(num_segments, references.LANE_MASK, self._budget, WIDE, LEAST_REFERRED)
-        self._sets: HolderTable | None = None
-        self._generation = 0
-
-    @property
-    def memory_bytes(self) -> int:
-        return self._budget.used
-
-    def count(self, lane: int) -> int:
-        """Distinct keys of a lane."""
-        return int(self.counts[lane]) if lane < len(self.counts) else 0
-
-    @property
-    def sets(self) -> HolderTable:
-        if self._sets is None:
-            self._sets = self._make_sets()
-        return self._sets
-
-    def _make_sets(self) -> HolderTable:
-        sets = HolderTable(self._pairs.num_segments, self._budget, WIDE, LEAST_REFERRED)
-        keys, lanes = self._pairs.columns()
-        for lane in np.unique(lanes).tolist():
-            sets.add(lane, keys[lanes == lane])
-        return sets
-
-    def acquire(self, lane: int, keys: KeyArray) -> tuple[int, npt.NDArray[np.uint32]]:
-        """One reference more to each key: how many had none, and the entries' generations."""
-        self._generation = (self._generation + 1) % GENERATIONS
-        fresh, generations = self._pairs.acquire(lane, keys, self._generation)
-        if self._sets is not None:
-            self._sets.add(lane, fresh)
-        if lane >= len(self.counts):
-            self.counts = np.concatenate([self.counts, np.zeros(lane + 1, dtype=np.int64)])
-        self.counts[lane] += len(fresh)
-        self.num_pairs += len(fresh)
-        return len(fresh), generations
-
-    def release(self, lane: int, keys: KeyArray, generations: npt.NDArray[np.uint32] | None = None) -> int:
-        """One reference less to each key whose entry is of that generation; how many have none left."""
-        return self._drop(lane, self._pairs.release(lane, keys, generations))
-
-    def end(self, lane: int, keys: KeyArray) -> int:
-        """No references to `keys` any more; how many had some."""
-        return self._drop(lane, self._pairs.end(lane, keys))
-
-    def _drop(self, lane: int, gone: KeyArray) -> int:
-        if len(gone):
-            if self._sets is not None:
-                self._sets.drop(lane, gone)
-            self.counts[lane] -= len(gone)
-            self.num_pairs -= len(gone)
-        return len(gone)
-
-    def live(self, lane: int, keys: KeyArray, generations: npt.NDArray[np.uint32]) -> KeyArray:
-        """Those of `keys` whose entries are still of these generations."""
-        live = np.empty(len(keys), dtype=np.bool_)
-        references.live_keys.run(self._pairs.directory, lane, keys, generations, live)
-        return keys[live]
-
-    def lane_counts(self, keys: KeyArray, num_lanes: int) -> CountArray:
-        """How many of `keys` each lane has, shape (num_lanes,)."""
-        counts = np.zeros(num_lanes, dtype=np.int32)
-        num_words = (len(self.counts) + 63) // 64
-        matching.count_holders.run(self.sets.directory, keys, num_words, counts)
-        return counts
-
-    def check_integrity(self) -> None:
-        self._pairs.check_integrity()
-        assert self.num_pairs == len(self._pairs), "references counted wrongly"
-        keys, lanes = self._pairs.columns()
-        counted = np.bincount(lanes, minlength=len(self.counts))
-        assert (counted == self.counts).all(), "counts by lane are wrong"
-        if self._sets is not None:
-            self._sets.check_integrity()
-            pairs = set(zip(keys.tolist(), lanes.tolist(), strict=True))
-            assert pairs == set(zip(*map(np.ndarray.tolist, self._sets.pairs()), strict=True)), "sets differ"
-
-
-class _Pairs(CellTable):
-    """The counted half of a `ReferenceTable`."""
-
-    def acquire(self, lane: int, keys: KeyArray, generation: int) -> tuple[KeyArray, npt.NDArray[np.uint32]]:
-        report, at, number = self._begin(), 0, np.uint64(generation)
-        fresh, generations = np.empty(len(keys), np.uint64), np.zeros(len(keys), np.uint32)
-        while True:
-            at = references.acquire_keys.run(
-                self.directory, lane, keys, at, number, generations, fresh, report
-            )
-            if not report[NEED]:
-                return fresh[: report[DONE]], generations
-            self._meet(grows=True)
-
-    def release(self, lane: int, keys: KeyArray, generations: npt.NDArray[np.uint32] | None) -> KeyArray:
-        report, at, gone = self._begin(), 0, np.empty(len(keys), np.uint64)
-        wanted = np.empty(0, np.uint32) if generations is None else generations
-        while True:
-            at = references.release_keys.run(self.directory, lane, keys, at, wanted, gone, report)
-            if not report[NEED]:
-                return gone[: report[DONE]]
-            self._meet(grows=False)
-
-    def end(self, lane: int, keys: KeyArray) -> KeyArray:
-        report, at, gone = self._begin(), 0, np.empty(len(keys), np.uint64)
-        while True:
-            at = references.end_keys.run(self.directory, lane, keys, at, gone, report)
-            if not report[NEED]:
-                return gone[: report[DONE]]
-            self._meet(grows=False)
-
-    def columns(self) -> tuple[KeyArray, npt.NDArray[np.int64]]:
-        """Every (key, lane), as two arrays."""
-        used = np.concatenate([own.reshape(-1, 2) for own in self._cells])
-        used = used[used[:, 0] != 0]
-        return used[:, 0].copy(), (used[:, 1] & references.LANE_MASK).astype(np.int64)
+            assert (1 << classes).sum() == self.directory[segment, cells.ARENA_LIVE], "rows lost"

@@ -1,10 +1,8 @@
 """Segmented open-addressing tables: 64-bit keys with 64-bit payloads, in memory that numpy owns.
 
-A table is a directory of shape (NUM_FIELDS, segments), int64. A segment is an array of cells (key,
+A table is a directory of shape (segments, NUM_FIELDS), int64. A segment is an array of cells (key,
 payload), hashed by linear probing without tombstones, and an arena of words for what its payloads cannot
 hold. Every segment grows and shrinks alone, so that no step is long. Key 0 is an empty cell.
-
-`mask` is the part of a payload that belongs to its identity: two cells may have one key where it differs.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from router.kernels.compiling import helper, intrinsic, kernel
 
 __all__ = ["KERNELS", "move_cells"]
 
-CELLS, CAPACITY, USED, FILL, LEAST, ARENA, ARENA_WORDS, ARENA_TOP, ARENA_LIVE, FREE_ROWS = range(10)
+CELLS, CAPACITY, USED, ARENA, ARENA_WORDS, ARENA_TOP, ARENA_LIVE, FREE_ROWS = range(8)
 NUM_ROW_CLASSES = 8
 NUM_FIELDS = FREE_ROWS + NUM_ROW_CLASSES
 
@@ -30,13 +28,12 @@ NEEDS_NOTHING, NEEDS_CELLS, NEEDS_ARENA = range(3)
 
 #: A segment grows when more than FILL sixteenths of its cells are used, and shrinks below a third of
 #: that, never under LEAST cells.
+FILL, LEAST = 10, 8
 SIXTEENTHS, THIRDS = 16, 3
 
 CELL_BYTES, WORD_BYTES = 16, 8
 ZERO, ONE = np.uint64(0), np.uint64(1)
-NO_MASK = ZERO
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
-SALT = np.uint64(0xC2B2AE3D27D4EB4F)
 S32 = np.uint64(32)
 LOW_HALF = np.uint64(0xFFFFFFFF)
 
@@ -81,16 +78,14 @@ def prefetch(typing_context: Any, address: Any) -> Any:
 
 
 @helper
-def hash_of(key, own):  # type: ignore[no-untyped-def]
-    """own: the payload's part of the identity."""
-    key ^= own * SALT
+def hash_of(key):  # type: ignore[no-untyped-def]
     return (key ^ (key >> S32)) * SPREAD
 
 
 @helper
 def segment_of(table, hashed):  # type: ignore[no-untyped-def]
     """The hash's highest bits; the number of segments is a power of two up to 2^16."""
-    return np.int64((hashed >> np.uint64(48)) & np.uint64(table.shape[1] - 1))
+    return np.int64((hashed >> np.uint64(48)) & np.uint64(table.shape[0] - 1))
 
 
 @helper
@@ -101,47 +96,47 @@ def home_of(hashed, capacity):  # type: ignore[no-untyped-def]
 
 @helper
 def home_cell(table, segment, hashed):  # type: ignore[no-untyped-def]
-    return table[CELLS, segment] + CELL_BYTES * home_of(hashed, table[CAPACITY, segment])
+    return table[segment, CELLS] + CELL_BYTES * home_of(hashed, table[segment, CAPACITY])
 
 
 @helper
-def find_from(table, segment, cell, key, mask, own):  # type: ignore[no-untyped-def]
+def find_from(table, segment, cell, key):  # type: ignore[no-untyped-def]
     """The key's cell; where there is none, minus the empty cell that ends its probing (0: no cells)."""
-    if table[CAPACITY, segment] == 0:
+    if table[segment, CAPACITY] == 0:
         return 0
-    end = table[CELLS, segment] + CELL_BYTES * table[CAPACITY, segment]
+    end = table[segment, CELLS] + CELL_BYTES * table[segment, CAPACITY]
     while True:
         found = load(cell)
-        if found == key and (load(cell + WORD_BYTES) & mask) == own:
+        if found == key:
             return cell
         if found == ZERO:
             return -cell
         cell += CELL_BYTES
         if cell == end:
-            cell = table[CELLS, segment]
+            cell = table[segment, CELLS]
 
 
 @helper
-def find(table, segment, hashed, key, mask, own):  # type: ignore[no-untyped-def]
-    return find_from(table, segment, home_cell(table, segment, hashed), key, mask, own)
+def find(table, segment, hashed, key):  # type: ignore[no-untyped-def]
+    return find_from(table, segment, home_cell(table, segment, hashed), key)
 
 
 @helper
 def lacks_room(table, segment):  # type: ignore[no-untyped-def]
-    return SIXTEENTHS * (table[USED, segment] + 1) > table[FILL, segment] * table[CAPACITY, segment]
+    return SIXTEENTHS * (table[segment, USED] + 1) > FILL * table[segment, CAPACITY]
 
 
 @helper
 def is_too_large(table, segment):  # type: ignore[no-untyped-def]
-    capacity = table[CAPACITY, segment]
-    is_empty_enough = THIRDS * SIXTEENTHS * table[USED, segment] < table[FILL, segment] * capacity
-    return is_empty_enough and capacity > table[LEAST, segment]
+    capacity = table[segment, CAPACITY]
+    is_empty_enough = THIRDS * SIXTEENTHS * table[segment, USED] < FILL * capacity
+    return is_empty_enough and capacity > LEAST
 
 
 @helper
-def erase(table, segment, cell, mask):  # type: ignore[no-untyped-def]
+def erase(table, segment, cell):  # type: ignore[no-untyped-def]
     """Empty a cell, and move those back that probed past it."""
-    start, capacity = table[CELLS, segment], table[CAPACITY, segment]
+    start, capacity = table[segment, CELLS], table[segment, CAPACITY]
     hole = (cell - start) // CELL_BYTES
     at = hole
     while True:
@@ -150,7 +145,7 @@ def erase(table, segment, cell, mask):  # type: ignore[no-untyped-def]
         if key == ZERO:
             break
         payload = load(start + CELL_BYTES * at + WORD_BYTES)
-        home = home_of(hash_of(key, payload & mask), capacity)
+        home = home_of(hash_of(key), capacity)
         past_home = at - home if at >= home else at - home + capacity
         past_hole = at - hole if at >= hole else at - hole + capacity
         if past_home >= past_hole:
@@ -159,41 +154,39 @@ def erase(table, segment, cell, mask):  # type: ignore[no-untyped-def]
             hole = at
     save(start + CELL_BYTES * hole, ZERO)
     save(start + CELL_BYTES * hole + WORD_BYTES, ZERO)
-    table[USED, segment] -= 1
+    table[segment, USED] -= 1
 
 
-@kernel("void(int64[:, ::1], int64, int64, int64, uint64)")
-def move_cells(table, segment, cells, capacity, mask):  # type: ignore[no-untyped-def]
+@kernel("void(int64[:, ::1], int64, int64, int64)")
+def move_cells(table, segment, cells, capacity):  # type: ignore[no-untyped-def]
     """Take the segment's cells to an array of zeros at address `cells`; those with payload 0 are gone."""
-    start, end = table[CELLS, segment], table[CAPACITY, segment]
-    table[CELLS, segment], table[CAPACITY, segment] = cells, capacity
+    start, end = table[segment, CELLS], table[segment, CAPACITY]
+    table[segment, CELLS], table[segment, CAPACITY] = cells, capacity
     used = 0
     for at in range(end):
         key = load(start + CELL_BYTES * at)
         payload = load(start + CELL_BYTES * at + WORD_BYTES)
         if key == ZERO or payload == ZERO:
             continue
-        own = payload & mask
         # No two are equal, so this ends at an empty cell.
-        cell = -find(table, segment, hash_of(key, own), ZERO, NO_MASK, ONE)
+        cell = -find(table, segment, hash_of(key), key)
         save(cell, key)
         save(cell + WORD_BYTES, payload)
         used += 1
-    table[USED, segment] = used
+    table[segment, USED] = used
 
 
-@kernel("int64(int64[:, ::1], int64, uint64)")
-def count_misplaced(table, segment, mask):  # type: ignore[no-untyped-def]
+@kernel("int64(int64[:, ::1], int64)")
+def count_misplaced(table, segment):  # type: ignore[no-untyped-def]
     """Cells of a segment that probing does not find: 0 in a sound table."""
-    start, misplaced = table[CELLS, segment], 0
-    for at in range(table[CAPACITY, segment]):
+    start, misplaced = table[segment, CELLS], 0
+    for at in range(table[segment, CAPACITY]):
         cell = start + CELL_BYTES * at
-        key, payload = load(cell), load(cell + WORD_BYTES)
+        key = load(cell)
         if key == ZERO:
             continue
-        hashed = hash_of(key, payload & mask)
-        is_home = segment_of(table, hashed) == segment
-        if not is_home or find(table, segment, hashed, key, mask, payload & mask) != cell:
+        hashed = hash_of(key)
+        if segment_of(table, hashed) != segment or find(table, segment, hashed, key) != cell:
             misplaced += 1
     return misplaced
 

@@ -18,7 +18,6 @@ from router.kernels.cells import (
     NEED,
     NEEDS_ARENA,
     NEEDS_CELLS,
-    NO_MASK,
     ONE,
     REFUSED,
     REPEATED,
@@ -66,14 +65,14 @@ def stop(report, segment, need, words):  # type: ignore[no-untyped-def]
 
 @helper
 def arena_is_too_large(table, segment):  # type: ignore[no-untyped-def]
-    words, live = table[ARENA_WORDS, segment], table[ARENA_LIVE, segment]
+    words, live = table[segment, ARENA_WORDS], table[segment, ARENA_LIVE]
     return words > MIN_ARENA_WORDS and 4 * live < words
 
 
 @helper
 def look_ahead(table, keys, at):  # type: ignore[no-untyped-def]
     if at < len(keys):
-        hashed = hash_of(keys[at], ZERO)
+        hashed = hash_of(keys[at])
         prefetch(home_cell(table, segment_of(table, hashed), hashed))
 
 
@@ -93,9 +92,9 @@ def add_keys(table, lane, keys, first, refuses, report):  # type: ignore[no-unty
     for at in range(first, len(keys)):
         look_ahead(table, keys, at + AHEAD)
         key = keys[at]
-        hashed = hash_of(key, ZERO)
+        hashed = hash_of(key)
         segment = segment_of(table, hashed)
-        cell = find(table, segment, hashed, key, NO_MASK, ZERO)
+        cell = find(table, segment, hashed, key)
         if key == ZERO:
             report[REPEATED] += 1
         elif cell > 0:
@@ -110,7 +109,7 @@ def add_keys(table, lane, keys, first, refuses, report):  # type: ignore[no-unty
         elif not lacks_room(table, segment):
             save(-cell, key)
             save(-cell + WORD_BYTES, (ONE << S48) | np.uint64(lane))
-            table[USED, segment] += 1
+            table[segment, USED] += 1
             report[DONE] += 1
         elif refuses:
             report[REFUSED] += 1
@@ -137,16 +136,16 @@ def drop_keys(table, lane, keys, first, report):  # type: ignore[no-untyped-def]
     for at in range(first, len(keys)):
         look_ahead(table, keys, at + AHEAD)
         key = keys[at]
-        hashed = hash_of(key, ZERO)
+        hashed = hash_of(key)
         segment = segment_of(table, hashed)
-        cell = find(table, segment, hashed, key, NO_MASK, ZERO)
+        cell = find(table, segment, hashed, key)
         outcome = drop_lane(table, segment, cell, lane) if cell > 0 and key != ZERO else WAS_MISSING
         if outcome == WAS_MISSING:
             report[REPEATED] += 1
             continue
         report[DONE] += 1
         if outcome == IS_EMPTY:
-            erase(table, segment, cell, NO_MASK)
+            erase(table, segment, cell)
         if is_too_large(table, segment) or arena_is_too_large(table, segment):
             stop(report, segment, NEEDS_CELLS if is_too_large(table, segment) else NEEDS_ARENA, 0)
             return at + 1
@@ -159,9 +158,9 @@ def missing_keys(table, lane, keys, missing):  # type: ignore[no-untyped-def]
     look_at_first(table, keys, 0)
     for at in range(len(keys)):
         look_ahead(table, keys, at + AHEAD)
-        hashed = hash_of(keys[at], ZERO)
+        hashed = hash_of(keys[at])
         segment = segment_of(table, hashed)
-        cell = find(table, segment, hashed, keys[at], NO_MASK, ZERO)
+        cell = find(table, segment, hashed, keys[at])
         held = cell > 0 and keys[at] != ZERO and has_lane(table, segment, load(cell + WORD_BYTES), lane)
         missing[at] = not held
 
@@ -173,22 +172,22 @@ def clean_segments(table, first, num_cells, live, report):  # type: ignore[no-un
     Returns the next segment. Stops after one in which something was taken out; its cells must be moved.
     """
     words, left = np.zeros(len(live), dtype=np.uint64), num_cells
-    for segment in range(first, table.shape[1]):
+    for segment in range(first, table.shape[0]):
         if left <= 0:
             return segment
-        left -= table[CAPACITY, segment] + 1
+        left -= table[segment, CAPACITY] + 1
         if clean_segment(table, segment, live, words):
             stop(report, segment, NEEDS_CELLS, 0)
             return segment + 1
-    return table.shape[1]
+    return table.shape[0]
 
 
 @helper
 def clean_segment(table, segment, live, words):  # type: ignore[no-untyped-def]
     """Whether something was taken out."""
     cleaned = False
-    for at in range(table[CAPACITY, segment]):
-        cell = table[CELLS, segment] + CELL_BYTES * at
+    for at in range(table[segment, CAPACITY]):
+        cell = table[segment, CELLS] + CELL_BYTES * at
         if load(cell) == ZERO:
             continue
         words[:] = ZERO
@@ -200,7 +199,7 @@ def clean_segment(table, segment, live, words):  # type: ignore[no-untyped-def]
                 gone &= gone - ONE
                 cleaned = True
                 if drop_lane(table, segment, cell, lane) == IS_EMPTY:
-                    table[USED, segment] -= 1
+                    table[segment, USED] -= 1
     return cleaned
 
 
@@ -208,8 +207,8 @@ def clean_segment(table, segment, live, words):  # type: ignore[no-untyped-def]
 def list_holders(table, segment, keys, lanes, num_words):  # type: ignore[no-untyped-def]
     """Write the segment's (key, lane) pairs as far as there is room; returns how many there are."""
     words, count = np.zeros(num_words, dtype=np.uint64), 0
-    for at in range(table[CAPACITY, segment]):
-        cell = table[CELLS, segment] + CELL_BYTES * at
+    for at in range(table[segment, CAPACITY]):
+        cell = table[segment, CELLS] + CELL_BYTES * at
         if load(cell) == ZERO:
             continue
         words[:] = ZERO

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from router.kernels.cells import (
-    NO_MASK,
     ONE,
     WORD_BYTES,
     ZERO,
@@ -21,6 +20,7 @@ from router.kernels.compiling import helper, kernel
 from router.kernels.rows import (
     S48,
     count_bits,
+    has_lane,
     inline_lane,
     is_row,
     lowest_bit,
@@ -29,7 +29,7 @@ from router.kernels.rows import (
     row_words,
 )
 
-__all__ = ["KERNELS", "add_sets", "count_holders", "match_runs", "runs_of_sets", "spread_sets"]
+__all__ = ["KERNELS", "add_sets", "lengthen_runs", "match_runs", "runs_of_sets", "spread_sets"]
 
 CHUNK = 32
 
@@ -95,9 +95,9 @@ def clear(words):  # type: ignore[no-untyped-def]
 
 @helper
 def payload_of(table, key):  # type: ignore[no-untyped-def]
-    hashed = hash_of(key, ZERO)
+    hashed = hash_of(key)
     segment = segment_of(table, hashed)
-    found = find(table, segment, hashed, key, NO_MASK, ZERO)
+    found = find(table, segment, hashed, key)
     return load(found + WORD_BYTES) if found > 0 and key != ZERO else ZERO
 
 
@@ -106,14 +106,14 @@ def read_chunk(table, keys, first, segments, payloads):  # type: ignore[no-untyp
     """Payloads of the next chunk of keys (0: none), in three rounds, so that memory is read side by side."""
     count = min(CHUNK, len(keys) - first)
     for at in range(count):
-        hashed = hash_of(keys[first + at], ZERO)
+        hashed = hash_of(keys[first + at])
         segments[at] = segment_of(table, hashed)
         cell = home_cell(table, segments[at], hashed)
         payloads[at] = np.uint64(cell)
         prefetch(cell)
     for at in range(count):
         key = keys[first + at]
-        found = find_from(table, segments[at], np.int64(payloads[at]), key, NO_MASK, ZERO)
+        found = find_from(table, segments[at], np.int64(payloads[at]), key)
         payloads[at] = load(found + WORD_BYTES) if found > 0 and key != ZERO else ZERO
         if is_row(payloads[at]):
             prefetch(row_of(table, segments[at], payloads[at]))
@@ -128,44 +128,34 @@ def count_lanes(words):  # type: ignore[no-untyped-def]
     return np.int64(count)
 
 
-@kernel(
-    "void(int64[:, ::1], int64[:, ::1], int64, Array(uint64, 1, 'C', readonly=True), uint64[::1],"
-    " int32[::1], int32[::1], int32[::1])"
-)
-def match_runs(table, coming, num_coming, keys, live, slots, held, expected):  # type: ignore[no-untyped-def]
-    """By slot, the leading keys held, and those each held or coming. slots: by lane.
-
-    num_coming: 0 where nothing is in `coming`.
-    """
+@kernel("void(int64[:, ::1], Array(uint64, 1, 'C', readonly=True), uint64[::1], int32[::1], int32[::1])")
+def match_runs(table, keys, live, slots, counts):  # type: ignore[no-untyped-def]
+    """By slot, the leading keys held. slots: by lane."""
     segments, payloads = np.empty(CHUNK, dtype=np.int64), np.empty(CHUNK, dtype=np.uint64)
-    holders, takers, words = live.copy(), live.copy(), np.empty_like(live)
-    num_holders = num_takers = count_lanes(live)
+    left, words, num_left = live.copy(), np.empty_like(live), count_lanes(live)
     first = 0
-    while first < len(keys) and num_takers > 0:
+    while first < len(keys) and num_left > 0:
         for at in range(read_chunk(table, keys, first, segments, payloads)):
-            segment, payload, block = segments[at], payloads[at], first + at
-            if num_holders > 0:
-                num_holders = narrow(table, segment, payload, holders, num_holders, words, held, slots, block)
-            soon = payload_of(coming, keys[block]) if num_coming else ZERO
-            if soon != ZERO:
-                clear(words)
-                read_set(table, segment, payload, words)
-                read_set(coming, segment_of(coming, hash_of(keys[block], ZERO)), soon, words)
-                num_takers = narrow_to_words(takers, num_takers, words, expected, slots, block)
-            elif num_coming:
-                num_takers = narrow(
-                    table, segment, payload, takers, num_takers, words, expected, slots, block
-                )
-            else:
-                num_takers = num_holders
-            if num_takers == 0:
+            num_left = narrow(
+                table, segments[at], payloads[at], left, num_left, words, counts, slots, first + at
+            )
+            if num_left == 0:
                 break
         first += CHUNK
-    finish(holders, held, slots, len(keys))
-    if num_coming:
-        finish(takers, expected, slots, len(keys))
-    else:
-        expected[:] = held
+    finish(left, counts, slots, len(keys))
+
+
+@kernel("void(int64[:, ::1], Array(uint64, 1, 'C', readonly=True), int64[::1], int64[::1])")
+def lengthen_runs(table, keys, lanes, lengths):  # type: ignore[no-untyped-def]
+    """To each lane's length, add how many keys in a row it holds from there on."""
+    for at in range(len(lanes)):
+        lane, block = lanes[at], lengths[at]
+        while block < len(keys):
+            segment = segment_of(table, hash_of(keys[block]))
+            if not has_lane(table, segment, payload_of(table, keys[block]), lane):
+                break
+            block += 1
+        lengths[at] = block
 
 
 @helper
@@ -178,7 +168,7 @@ def finish(left, counts, slots, count):  # type: ignore[no-untyped-def]
 def add_sets(table, keys, sets):  # type: ignore[no-untyped-def]
     """Add each key's lanes to its row of `sets`, shape (n, words)."""
     for at in range(len(keys)):
-        segment = segment_of(table, hash_of(keys[at], ZERO))
+        segment = segment_of(table, hash_of(keys[at]))
         read_set(table, segment, payload_of(table, keys[at]), sets[at])
 
 
@@ -204,23 +194,4 @@ def spread_sets(sets, live, slots, found):  # type: ignore[no-untyped-def]
                 bits &= bits - ONE
 
 
-@kernel("void(int64[:, ::1], Array(uint64, 1, 'C', readonly=True), int64, int32[::1])")
-def count_holders(table, keys, num_words, counts):  # type: ignore[no-untyped-def]
-    """Add to counts[lane] how many of `keys` it holds; lanes beyond `counts` are left out."""
-    words = np.zeros(num_words, dtype=np.uint64)
-    for at in range(len(keys)):
-        payload = payload_of(table, keys[at])
-        if payload == ZERO:
-            continue
-        words[:] = ZERO
-        read_set(table, segment_of(table, hash_of(keys[at], ZERO)), payload, words)
-        for word in range(num_words):
-            bits = words[word]
-            while bits:
-                lane = 64 * word + np.int64(lowest_bit(bits))
-                if lane < len(counts):
-                    counts[lane] += 1
-                bits &= bits - ONE
-
-
-KERNELS = (match_runs, count_holders, add_sets, runs_of_sets, spread_sets)
+KERNELS = (match_runs, lengthen_runs, add_sets, runs_of_sets, spread_sets)

@@ -69,7 +69,7 @@ def inline_lane(payload, field):  # type: ignore[no-untyped-def]
 
 @helper
 def row_of(table, segment, payload):  # type: ignore[no-untyped-def]
-    return table[ARENA, segment] + WORD_BYTES * np.int64(payload & OFFSET)
+    return table[segment, ARENA] + WORD_BYTES * np.int64(payload & OFFSET)
 
 
 @helper
@@ -94,27 +94,27 @@ def class_for(lane):  # type: ignore[no-untyped-def]
 @helper
 def take_row(table, segment, size):  # type: ignore[no-untyped-def]
     """A row of zeros of class `size` as payload; 0 where the arena has no room."""
-    head, words = table[FREE_ROWS + size, segment], 1 << size
+    head, words = table[segment, FREE_ROWS + size], 1 << size
     if head:
         offset = head - 1
-        table[FREE_ROWS + size, segment] = np.int64(load(table[ARENA, segment] + WORD_BYTES * offset))
+        table[segment, FREE_ROWS + size] = np.int64(load(table[segment, ARENA] + WORD_BYTES * offset))
     else:
-        offset = table[ARENA_TOP, segment]
-        if offset + words > table[ARENA_WORDS, segment]:
+        offset = table[segment, ARENA_TOP]
+        if offset + words > table[segment, ARENA_WORDS]:
             return ZERO
-        table[ARENA_TOP, segment] = offset + words
+        table[segment, ARENA_TOP] = offset + words
     for word in range(words):
-        save(table[ARENA, segment] + WORD_BYTES * (offset + word), ZERO)
-    table[ARENA_LIVE, segment] += words
+        save(table[segment, ARENA] + WORD_BYTES * (offset + word), ZERO)
+    table[segment, ARENA_LIVE] += words
     return ((ROW + np.uint64(size)) << S48) | np.uint64(offset)
 
 
 @helper
 def free_row(table, segment, payload):  # type: ignore[no-untyped-def]
     size = np.int64((payload >> S48) - ROW)
-    save(row_of(table, segment, payload), np.uint64(table[FREE_ROWS + size, segment]))
-    table[FREE_ROWS + size, segment] = np.int64(payload & OFFSET) + 1
-    table[ARENA_LIVE, segment] -= 1 << size
+    save(row_of(table, segment, payload), np.uint64(table[segment, FREE_ROWS + size]))
+    table[segment, FREE_ROWS + size] = np.int64(payload & OFFSET) + 1
+    table[segment, ARENA_LIVE] -= 1 << size
 
 
 @helper
@@ -247,8 +247,8 @@ def read_set(table, segment, payload, words):  # type: ignore[no-untyped-def]
 @kernel("void(int64[:, ::1], int64, int64, int64)")
 def move_rows(table, segment, arena, num_words):  # type: ignore[no-untyped-def]
     """Take the segment's rows, packed, to an array of `num_words` at address `arena`."""
-    start, top = table[CELLS, segment], 0
-    for at in range(table[CAPACITY, segment]):
+    start, top = table[segment, CELLS], 0
+    for at in range(table[segment, CAPACITY]):
         cell = start + CELL_BYTES * at
         payload = load(cell + WORD_BYTES)
         if not is_row(payload):
@@ -258,10 +258,10 @@ def move_rows(table, segment, arena, num_words):  # type: ignore[no-untyped-def]
             save(arena + WORD_BYTES * (top + word), load(old + WORD_BYTES * word))
         save(cell + WORD_BYTES, (payload & ~OFFSET) | np.uint64(top))
         top += row_words(payload)
-    table[ARENA, segment], table[ARENA_WORDS, segment] = arena, num_words
-    table[ARENA_TOP, segment], table[ARENA_LIVE, segment] = top, top
+    table[segment, ARENA], table[segment, ARENA_WORDS] = arena, num_words
+    table[segment, ARENA_TOP], table[segment, ARENA_LIVE] = top, top
     for size in range(NUM_ROW_CLASSES):
-        table[FREE_ROWS + size, segment] = 0
+        table[segment, FREE_ROWS + size] = 0
 
 
 KERNELS = (move_rows,)

@@ -11,10 +11,10 @@ GPU = Tier()
 
 @dataclass
 class NaiveIndex:
-    """held: keys by worker and tier. expected: by worker and key, who waits for it until when."""
+    """held: keys by worker and tier. expected: by worker and owner, which keys, and until when."""
 
     held: dict[WorkerId, dict[Tier, set[int]]] = field(default_factory=dict)
-    expected: dict[WorkerId, dict[int, dict[DecisionId, float]]] = field(default_factory=dict)
+    expected: dict[WorkerId, dict[DecisionId, tuple[list[int], float]]] = field(default_factory=dict)
 
     def add(self, worker: WorkerId) -> None:
         self.held.setdefault(worker, {})
@@ -25,9 +25,6 @@ class NaiveIndex:
         keys = self.held[worker].setdefault(tier, set())
         keys |= stored
         keys -= removed
-        if tier == GPU:
-            for key in stored:
-                self.expected[worker].pop(key, None)
 
     def replace(self, worker: WorkerId, table: dict[Tier, set[int]]) -> None:
         self.add(worker)
@@ -42,26 +39,24 @@ class NaiveIndex:
     def expect(self, worker: WorkerId, keys: list[int], expires_at: float, owner: DecisionId) -> None:
         self.drop_expected(owner)
         self.add(worker)
-        for key in keys:
-            if key not in self.held[worker].get(GPU, ()):
-                self.expected[worker].setdefault(key, {})[owner] = expires_at
+        self.expected[worker][owner] = keys, expires_at
 
     def drop_expected(self, owner: DecisionId) -> None:
-        for waiting in self.expected.values():
-            for key in list(waiting):
-                waiting[key].pop(owner, None)
-                if not waiting[key]:
-                    del waiting[key]
+        for expected in self.expected.values():
+            expected.pop(owner, None)
+
+    def num_expected(self, worker: WorkerId) -> int:
+        expected = self.expected.get(worker, {}).values()
+        return len({tuple(keys[: end + 1]) for keys, _ in expected for end in range(len(keys))})
 
     def drop_expected_of(self, worker: WorkerId) -> None:
         if worker in self.expected:
             self.expected[worker] = {}
 
     def sweep(self, now: float) -> None:
-        owners = {o: at for w in self.expected.values() for key in w.values() for o, at in key.items()}
-        for owner, expires_at in owners.items():
-            if expires_at <= now:
-                self.drop_expected(owner)
+        for expected in self.expected.values():
+            for owner in [o for o, (_, expires_at) in expected.items() if expires_at <= now]:
+                del expected[owner]
 
     def num_blocks(self, worker: WorkerId, tier: Tier = GPU) -> int:
         return len(self.held.get(worker, {}).get(tier, ()))
@@ -70,8 +65,8 @@ class NaiveIndex:
         answer = {}
         for worker in self.held:
             held = self.held[worker].get(GPU, set())
-            coming = held | set(self.expected[worker])
-            answer[worker] = (_prefix(keys, held), _prefix(keys, coming))
+            reach = max((_common(keys, own) for own, _ in self.expected[worker].values()), default=0)
+            answer[worker] = (_prefix(keys, held), _prefix(keys, held | set(keys[:reach])))
         return answer
 
     def lower(self, keys: list[int]) -> dict[WorkerId, int]:
@@ -88,3 +83,8 @@ def _prefix(keys: list[int], have: set[int]) -> int:
         if key not in have:
             return count
     return len(keys)
+
+
+def _common(keys: list[int], others: list[int]) -> int:
+    pairs = list(zip(keys, others, strict=False))
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))

@@ -89,7 +89,7 @@ def removed(*keys: int) -> TierDelta:
 
 
 def view(*keys: int) -> KeyedView:
-    return KeyedView(np.array(keys, dtype="<u8").tobytes(), (2, 3, 4), ((73, 40),))
+    return KeyedView(np.array(keys, dtype="<u8").tobytes(), np.array([2, 3, 4], "<i4").tobytes(), ((73, 40),))
 
 
 def query(decision_id="one", **changes) -> RouteQuery:
@@ -471,7 +471,7 @@ def test_a_request_that_fell_open_takes_booking_and_expected_blocks_along():
     assert fleet.decide().worker == A
     fleet.core.rebook(DecisionId("one"), B)
     assert (fleet.status(A).load, fleet.status(A).expected_blocks) == (WorkerLoad(), 0)
-    assert (fleet.status(B).load, fleet.status(B).expected_blocks) == (WorkerLoad(84, 40, 1, 6, 1), 5)
+    assert (fleet.status(B).load, fleet.status(B).expected_blocks) == (WorkerLoad(84, 40, 1, 6, 1), 6)
     kept = fleet.core.receipt(DecisionId("one")).decision
     assert (kept.worker, kept.reason, kept.predicted_cached_tokens) == (B, DecisionReason.FELL_OPEN, 16)
     fleet.say(B, END, cached_tokens=16, prompt_tokens=100)

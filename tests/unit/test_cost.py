@@ -35,7 +35,7 @@ SPEC = KeySpec(KeyScheme.VLLM, 16)
 LAYOUT = LayoutContract("qwen3_vl", "f1", exact=True)
 CONTRACT = WorkerContract("vllm", "0.32.0", 16, KeyScheme.VLLM, "m", 4096, layouts=(LAYOUT,))
 # 100 tokens, 6 full blocks; a picture of 40 tokens at [33, 73) lies in blocks 2, 3 and 4.
-VIEW = KeyedView(np.arange(1, 7, dtype="<u8").tobytes(), (2, 3, 4), ((73, 40),))
+VIEW = KeyedView(np.arange(1, 7, dtype="<u8").tobytes(), np.array([2, 3, 4], "<i4").tobytes(), ((73, 40),))
 QUERY = RouteQuery(
     DecisionId("d"), {SPEC: VIEW}, num_tokens=100, media_tokens=40, layout="f1", first_media_offset=33
 )

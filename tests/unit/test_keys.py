@@ -173,7 +173,7 @@ def test_a_salt_with_a_lone_surrogate_is_hashed_like_any_other():
 def test_nothing_beyond_the_exact_part_has_a_key():
     keyed = block_keys(view_of(16, (2, 3, CAT), (9, 4, DOG), exact_until=11), SPEC)
     assert keyed.key_array().tolist() == keys_of(view_of(16, (2, 3, CAT), (9, 4, DOG)))[:2]
-    assert keyed.media_blocks == (0, 1)
+    assert keyed.media_block_array().tolist() == [0, 1]
     assert keyed.media_ends == ((5, 3),)
 
 
@@ -184,7 +184,7 @@ def test_a_partial_last_block_has_no_key():
 
 def test_media_blocks_are_those_that_a_span_touches():
     keyed = block_keys(view_of(24, (3, 2, CAT), (16, 4, DOG)), SPEC)
-    assert keyed.media_blocks == (0, 1, 4)
+    assert keyed.media_block_array().tolist() == [0, 1, 4]
     assert keyed.media_ends == ((5, 2), (20, 4))
 
 
@@ -222,7 +222,7 @@ def test_compiled_and_plain_chains_are_one(view, size, root):
         for module in (plain_keys, compiled_keys)
     )
     assert plain[0].tolist() == compiled[0].tolist()
-    assert plain[1] == compiled[1]
+    assert plain[1].tolist() == compiled[1].tolist()
 
 
 @settings(deadline=None, max_examples=80)

@@ -31,7 +31,19 @@ def contest(made, key=0, workers=WORKERS, loads=None, added=(0, 0, 0)) -> Contes
         for column, value in load.items():
             at[column][row] = value
     workers = list(workers)[: len(made)]
-    return Contest(made, workers, at, 160, key, lambda: np.array(added[: len(made)], dtype=np.int32))
+    return Contest(
+        made,
+        workers,
+        encoded(workers),
+        lambda: at,
+        160,
+        key,
+        lambda: np.array(added[: len(made)], dtype=np.int32),
+    )
+
+
+def encoded(workers) -> list[bytes]:
+    return [worker.replica.encode() for worker in workers]
 
 
 def chosen(name, asked, random=None, **config):
@@ -41,7 +53,7 @@ def chosen(name, asked, random=None, **config):
 
 
 def home(key, workers=WORKERS):
-    return workers[rendezvous(key, workers)]
+    return workers[rendezvous(key, workers, encoded(workers))]
 
 
 def test_the_lowest_cost_wins():

@@ -18,7 +18,7 @@ import logging, sys
 sys.modules["numba"] = None  # importing it raises ImportError
 logging.basicConfig(level=logging.INFO)
 import numpy as np
-from router import RouterConfig, block_keys, make_active_blocks, make_index
+from router import Chains, RouterConfig, block_keys, make_index
 from router.rehearsal import rehearse
 from sightline_types import *
 tokens = np.arange(64, dtype=np.int64)
@@ -27,7 +27,7 @@ keyed = block_keys(view, KeySpec(KeyScheme.VLLM, 16))
 index = make_index()
 index.apply(WorkerId("a"), TierDelta(Tier(), keyed.keys[:16]))
 assert index.match(keyed.key_array()).held.tolist() == [2]
-assert make_active_blocks().acquire(0, keyed.key_array()) == 4
+assert Chains().acquire(0, keyed.key_array()) == 4
 rehearse(RouterConfig())
 print(keyed.keys.hex())
 """
