@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,9 @@ from app.load.run import Limit, OpenLoop
 from app.load.workload import Workload
 
 __all__ = ["Plan"]
+
+#: Requests a second that bodies are made for in a closed loop, which may take fewer.
+_FAST = 500.0
 
 
 @dataclass(frozen=True)
@@ -51,5 +55,6 @@ class Plan:
         """Requests to make before the run; of a run by time, as many as a fast endpoint would take."""
         if self.limit.requests is not None:
             return self.limit.requests
-        a_second = self.open.rate if self.open is not None else 500.0
-        return round(a_second * (self.limit.duration_s or 0.0) * 1.1)
+        a_second = self.open.rate if self.open is not None else _FAST
+        expected = a_second * (self.limit.duration_s or 0.0)
+        return round(expected + 5 * math.sqrt(expected))  # arrivals scatter

@@ -183,7 +183,7 @@ def make_report(
     window = elapsed
     is_stopped = any(outcome.is_stopped for outcome in outcomes)
     if plan.limit.duration_s is not None and not is_stopped:
-        window = min(elapsed, plan.limit.duration_s)
+        window = plan.limit.duration_s if plan.limit.requests is None else min(elapsed, plan.limit.duration_s)
     cpu = {**cpu_s, "client": sum(outcome.cpu_s for outcome in outcomes)}
     summary = summarize(samples, began, window)
     return Report(plan, model, rate, summary, samples, began, elapsed, cpu, outcomes, machine, versions)

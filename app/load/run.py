@@ -88,9 +88,12 @@ class Runner:
             if self.is_stopped or due >= ends or count == limit.requests:
                 break
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            must_wait = slots.locked()
             await slots.acquire()
-            if self.is_stopped or time.perf_counter() >= ends:
-                self.unsent = 1 + self._still_due(loop, due, ends, limit, count + 1)
+            if self.is_stopped:
+                break
+            if must_wait and time.perf_counter() >= ends:
+                self.unsent = _still_due(loop, due, ends, limit, count)
                 break
             self._spawn(self._one(self.source.take(), due, slots))
         await self._drained()
@@ -131,12 +134,11 @@ class Runner:
             if slots is not None:
                 slots.release()
 
-    def _still_due(self, loop: OpenLoop, due: float, ends: float, limit: Limit, count: int) -> int:
-        """About how many more would have been due before the end."""
-        if self.is_stopped:
-            return 0
-        more = max(0, round((ends - due) * loop.rate))
-        return more if limit.requests is None else min(more, limit.requests - count)
+
+def _still_due(loop: OpenLoop, due: float, ends: float, limit: Limit, count: int) -> int:
+    """About how many are due before the end; one at `due`, after `count` others."""
+    more = 1 + max(0, round((ends - due) * loop.rate))
+    return more if limit.requests is None else min(more, limit.requests - count)
 
 
 def _end(limit: Limit) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -95,6 +96,7 @@ def _sender(plan: Plan, share: Share, pipe: Connection) -> None:
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         outcome = runner.run(run())
+    os.set_blocking(pipe.fileno(), True)  # uvloop's add_reader has changed that
     with contextlib.suppress(BrokenPipeError):
         pipe.send(outcome)
 

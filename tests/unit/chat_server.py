@@ -139,9 +139,10 @@ def chat_endpoint(**settings: Any) -> Iterator[ChatEndpoint]:
     """A server on a free port of 127.0.0.1, in a thread of its own."""
     state = ChatEndpoint(**settings)
     started, ended = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
+    loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:
+        loops.append(asyncio.get_running_loop())
         server = await asyncio.start_server(state.serve, "127.0.0.1", 0, limit=1 << 24)
         state.port = server.sockets[0].getsockname()[1]
         started.set()
@@ -152,13 +153,11 @@ def chat_endpoint(**settings: Any) -> Iterator[ChatEndpoint]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     started.wait()
     try:
         yield state
     finally:
-        loop.call_soon_threadsafe(ended.set)
+        loops[0].call_soon_threadsafe(ended.set)
         thread.join()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()

@@ -159,12 +159,12 @@ def test_rows_say_of_each_request_what_a_profile_is_fitted_from(tmp_path):
 
 def test_several_processes_share_the_requests(tmp_path):
     with chat_endpoint() as endpoint:
-        options = ("-n", "31", "-c", "4", "--processes", "2", "--profile", "shared_prefix")
+        options = ("-n", "801", "-c", "4", "--processes", "2", "--profile", "shared_prefix")
         found = bench(endpoint.url, tmp_path, *options, "--shared-tokens", "64", "--new-tokens", "32")
-    assert found["summary"]["good"] == 31 and found["processes"] == 2
+    assert found["summary"]["good"] == 801 and found["processes"] == 2
     asked = [texts(body) for body in endpoint.bodies[2:]]
     assert len({prefix for prefix, _ in asked}) == 16
-    assert len({new for _, new in asked}) == 31
+    assert len({new for _, new in asked}) == 801
 
 
 def test_the_watched_process_is_charged(tmp_path):
@@ -222,7 +222,8 @@ def test_an_endpoint_without_a_model_says_so(capsys):
         (["--processes", "9", "-c", "4"], "more than --concurrency"),
         (["--json", "/nowhere/x.json"], "there is no folder"),
         (
-            ["--picture-bind", "192.0.2.1", "--profile", "http64", "--no-calibration", "--model", "m"],
+            ["--picture-bind", "192.0.2.1", "--profile", "http64", "--no-calibration", "--model", "m"]
+            + ["--picture-size", "64x48"],
             "192.0.2.1",
         ),
     ],
