@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from app.load.client import Client, Exchange, Target
+from app.load.client import Client, Exchange
 from app.load.errors import EndpointError
 from app.load.requests import Bodies, message
 from app.load.stream import error_kind
+from app.load.target import Target
 from app.load.texts import Texts, TokenRate
 
 __all__ = ["find_model", "measure_tokens"]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.load.client import Target
 from app.load.run import Limit, OpenLoop
+from app.load.target import Target
 from app.load.workload import Workload
 
 __all__ = ["Plan"]

@@ -19,6 +19,7 @@ from chat_server import chat_endpoint, texts, urls
 
 from app.cli import main
 
+NOT_HERE = ["--profile", "http64", "--picture-bind", "192.0.2.1"]
 SMALL = ["--timeout", "20", "--warmup", "0"]
 
 
@@ -221,13 +222,9 @@ def test_an_endpoint_without_a_model_says_so(capsys):
         (["--header", "nothing"], "name: value"),
         (["--processes", "9", "-c", "4"], "more than --concurrency"),
         (["--json", "/nowhere/x.json"], "there is no folder"),
-        (
-            ["--picture-bind", "192.0.2.1", "--profile", "http64", "--no-calibration", "--model", "m"]
-            + ["--picture-size", "64x48"],
-            "192.0.2.1",
-        ),
+        ([*NOT_HERE, "--no-calibration", "--model", "m", "--picture-size", "64x48"], "192.0.2.1"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_with_status_2(options, said, capsys):
     assert main(["bench", *options]) == 2
     assert said in capsys.readouterr().err

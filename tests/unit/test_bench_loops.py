@@ -12,12 +12,13 @@ from chat_server import ChatEndpoint, chat_endpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.load.client import Client, Target
+from app.load.client import Client
 from app.load.requests import Ask, Source
 from app.load.run import Limit, OpenLoop, Runner
 from app.load.samples import Sample
 from app.load.stream import Whole, Words, error_kind
 from app.load.summary import Overlap, Spread, summarize
+from app.load.target import Target
 
 BODY = (b'{"model":"tiny","max_tokens":2,"stream":true,"messages":[{"role":"user","content":"hello"}]}',)
 
