@@ -168,19 +168,21 @@ def engine_resources(settings: Settings, accelerator: Accelerator) -> EngineReso
     A simulated engine needs none. One GPU or a share of it: the replica holds it. Tensor parallel within
     a node: the replica holds all of them and vLLM starts processes. Across nodes: the replica is one
     bundle and each tensor parallel worker another, and vLLM's Ray executor puts its workers there.
+    Data-parallel ranks are within a node.
 
     Raises:
-        ValueError: a share of a GPU together with tensor parallelism.
+        ValueError: a share of a GPU together with several GPUs; ranks that do not fit in a node.
     """
     if settings.engine == "simulated":
         return EngineResources({"ray_actor_options": {"num_cpus": SIMULATED_CPUS}})
     if accelerator == "cpu":
         return EngineResources({"ray_actor_options": {"num_cpus": ENGINE_CPUS}})
-    size = settings.tensor_parallel_size
+    size = settings.tensor_parallel_size * settings.data_parallel_size
     share = settings.gpus_per_replica
     if share is not None and share != size and size > 1:
         raise ValueError(
-            f"gpus_per_replica={share} does not go with tensor_parallel_size={size}: leave it out"
+            f"gpus_per_replica={share} does not go with tensor_parallel_size="
+            f"{settings.tensor_parallel_size}, data_parallel_size={settings.data_parallel_size}: leave it out"
         )
     if size == 1:
         return EngineResources(
@@ -188,6 +190,12 @@ def engine_resources(settings: Settings, accelerator: Accelerator) -> EngineReso
         )
     if size <= settings.gpus_per_node:
         return EngineResources({"ray_actor_options": {"num_cpus": 1, "num_gpus": size}}, "mp")
+    if settings.data_parallel_size > 1:
+        raise ValueError(
+            f"tensor_parallel_size={settings.tensor_parallel_size} x data_parallel_size="
+            f"{settings.data_parallel_size} needs {size} GPUs in one node, and gpus_per_node is "
+            f"{settings.gpus_per_node}: lower data_parallel_size and raise num_workers"
+        )
     bundles = [{"CPU": 1.0}, *({"GPU": 1.0, "CPU": 1.0} for _ in range(size))]
     options = {
         "ray_actor_options": {"num_cpus": 1},
@@ -204,6 +212,7 @@ def engine_config(settings: Settings, accelerator: Accelerator) -> EngineConfig:
         accelerator=accelerator,
         enable_multimodal=settings.enable_multimodal,
         tensor_parallel_size=settings.tensor_parallel_size,
+        data_parallel_size=settings.data_parallel_size,
         executor=engine_resources(settings, accelerator).executor,
         block_size=settings.block_size,
         gpu_memory_utilization=settings.gpu_memory_utilization,

@@ -82,11 +82,18 @@ class Settings(BaseModel):
     tensor_parallel_size: int = Field(
         1, ge=1, description="GPUs that one engine replica spreads the model over. Above 1 needs whole GPUs."
     )
+    data_parallel_size: int = Field(
+        1,
+        ge=1,
+        description="Ranks of one engine replica (vLLM): each has the whole model and a cache of its own, on "
+        "`tensor_parallel_size` GPUs of the replica's node, and is a worker of its own to the router. Where "
+        "the ranks need not run in step (dense models), `num_workers` does the same with less shared fate.",
+    )
     gpus_per_replica: float | None = Field(
         None,
         gt=0,
-        description="GPUs that one engine replica reserves. None: `tensor_parallel_size`. Below 1: replicas "
-        "share a GPU, and memory with it.",
+        description="GPUs that one engine replica reserves. None: `tensor_parallel_size` times "
+        "`data_parallel_size`. Below 1: replicas share a GPU, and memory with it.",
     )
     single_gpu: bool = Field(
         False,
@@ -243,12 +250,23 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _check_gpu_shares(self) -> Self:
-        if self.single_gpu and self.tensor_parallel_size > 1:
+    def _check_ranks(self) -> Self:
+        if self.data_parallel_size > 1 and self.engine != "vllm":
             raise ValueError(
-                f"single_gpu puts each replica on a part of one GPU, but tensor_parallel_size is "
-                f"{self.tensor_parallel_size}: drop one of the two"
+                f"data_parallel_size={self.data_parallel_size}: the ranks are vLLM's, and engine is "
+                f"{self.engine}; raise num_workers instead"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_gpu_shares(self) -> Self:
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            size = getattr(self, name)
+            if self.single_gpu and size > 1:
+                raise ValueError(
+                    f"single_gpu puts each replica on a part of one GPU, but {name} is {size}: drop one of "
+                    "the two"
+                )
         if self.single_gpu and self.gpus_per_replica is not None:
             raise ValueError("single_gpu decides gpus_per_replica: drop one of the two")
         return self

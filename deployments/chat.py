@@ -287,8 +287,12 @@ class ChatService:
         return outcome
 
     def _excluded(self, pool: PoolView, failed: tuple[WorkerId, ...]) -> tuple[WorkerId, ...]:
-        """Workers that failed this request, and those that Serve no longer routes to (they are draining)."""
+        """Workers that failed this request, with the other ranks of their replicas; and those that Serve no
+        longer routes to (they are draining)."""
         live = self._live.ids
+        if failed:
+            lost = {worker.replica for worker in failed}
+            failed = (*failed, *(w for w in pool.contracts if w.replica in lost and w not in failed))
         if not live:
             return failed
         draining = tuple(worker for worker in pool.contracts if worker.replica not in live)

@@ -20,6 +20,7 @@ class EngineConfig:
     """One engine replica.
 
     executor: vLLM's distributed executor ("uni", "mp", "ray"), or None for the engine's own choice.
+    data_parallel_size: ranks of the engine; each is a worker of its own.
     block_size, gpu_memory_utilization, max_model_len: None leaves it to the engine.
     engine_args: under the engine's own names; they win over everything else here.
     coalesce_ms: how long deltas after the first token are gathered before they are sent.
@@ -32,6 +33,7 @@ class EngineConfig:
     accelerator: Accelerator = "cpu"
     enable_multimodal: bool = False
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
     executor: str | None = None
     block_size: int | None = None
     gpu_memory_utilization: float | None = None

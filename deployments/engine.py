@@ -8,13 +8,14 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import EngineConfig
-from deployments.engines import EngineGone, media_source, start_engine
+from deployments.engines import EngineGone, EngineRank, media_source, start_engine
 from deployments.engines.reaper import start_reaper
 from deployments.protocol import (
     Delta,
@@ -25,6 +26,7 @@ from deployments.protocol import (
     Refused,
     Started,
 )
+from deployments.ranks import RankWorker, ReplicaRanks
 from deployments.router import finder
 from deployments.transport import Payload
 from deployments.uuids import UuidLedger
@@ -32,7 +34,15 @@ from processors import RequestError
 from router.client import ActorLink, spawn
 from router.pinned import Pin
 from router.relay import EventRelay
-from sightline_types import DecisionId, LifecycleEvent, LifecycleKind, PushReply, WorkerId, WorkerPush
+from sightline_types import (
+    DecisionId,
+    LifecycleEvent,
+    LifecycleKind,
+    PushReply,
+    WorkerContract,
+    WorkerId,
+    WorkerPush,
+)
 
 __all__ = ["Engine"]
 
@@ -44,7 +54,7 @@ EXIT_DELAY_S = 1.0
 
 
 class Engine:
-    """Serve deployment; every replica is a worker of the pool."""
+    """Serve deployment; every data-parallel rank of every replica is a worker of the pool."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -56,30 +66,36 @@ class Engine:
             set_up_logs()
         began = time.monotonic()
         self._config = config
-        self._worker = WorkerId(serve.get_replica_context().replica_id.unique_id)
+        self._replica = serve.get_replica_context().replica_id.unique_id
         self._is_leaving = False
         self._uuids = UuidLedger()
         self._surprised: set[DecisionId] = set()  # open requests whose media were not what was foreseen
         start_reaper()
-        log.info("worker %s: starting %s with %s", self._worker, config.engine, config.model)
+        log.info("replica %s: starting %s with %s", self._replica, config.engine, config.model)
         self._media = await media_source(config)
         self._engine = await start_engine(config)
         self._link = ActorLink(finder(router))
         self._link.start()
         contract = await self._engine.contract()
-        self._relay = EventRelay(
-            self._worker,
-            contract,
-            self._engine.event_source(),
-            self._push,
-            push_interval_s=config.router.push_interval_ms / 1000,
-            heartbeat_s=config.router.heartbeat_ms / 1000,
-            renewal_s=config.router.lease_s / 4,
-            load=self._engine.load,
-        )
-        await self._relay.start()
+        engines = enumerate(self._engine.ranks())
+        self._ranks = ReplicaRanks([self._rank(number, engine, contract) for number, engine in engines])
+        await self._ranks.start()
         self._watcher = spawn(self._watch_engine())
-        log.info("worker %s: ready after %.0f s", self._worker, time.monotonic() - began)
+        log.info("replica %s: ready after %.0f s", self._replica, time.monotonic() - began)
+
+    def _rank(self, number: int, engine: EngineRank, contract: WorkerContract) -> RankWorker:
+        worker, router = WorkerId(self._replica, number), self._config.router
+        relay = EventRelay(
+            worker,
+            contract,
+            engine.source,
+            self._push,
+            push_interval_s=router.push_interval_ms / 1000,
+            heartbeat_s=router.heartbeat_ms / 1000,
+            renewal_s=router.lease_s / 4,
+            load=engine.load,
+        )
+        return RankWorker(worker, engine, relay)
 
     async def _push(self, message: WorkerPush) -> PushReply:
         reply: PushReply = await self._link.call("push", message)
@@ -91,17 +107,19 @@ class Engine:
         """Serve one request: `Started`, then deltas, then `Finished` or `Failed`.
 
         `Refused` instead of a delta means that nothing was produced and another replica may try.
-        `pin` was for the request router; it is not read here.
+        `pin` was for the request router; here it says which rank is meant where that is not decided.
         """
+        rank = self._ranks.pick(request.decided, pin)
         if self._is_leaving:
-            yield Refused("engine_dead", self._worker)
+            yield Refused("engine_dead", rank.worker)
             return
-        self._report(LifecycleKind.STARTED, request)
+        request = replace(request, dp_rank=rank.worker.dp_rank)
+        rank.relay.report(LifecycleEvent(LifecycleKind.STARTED, request.decision_id))
         began = time.monotonic()
         finished: Finished | None = None
         first_token_ms: float | None = None
         try:
-            yield Started(self._worker)
+            yield Started(rank.worker)
             # Closed with this one, not when it is collected: the engine's work ends at once.
             async with contextlib.aclosing(self._messages(request, payload)) as messages:
                 async for message in messages:
@@ -109,17 +127,17 @@ class Engine:
                         finished = message
                     if isinstance(message, Delta) and first_token_ms is None:
                         first_token_ms = (time.monotonic() - began) * 1e3
-                        self._report(LifecycleKind.FIRST_TOKEN, request)
+                        rank.relay.report(LifecycleEvent(LifecycleKind.FIRST_TOKEN, request.decision_id))
                     yield message
         except EngineGone as error:
             self._leave_soon(str(error))
             yield (
                 Failed("the engine died while it served this request", 503, code="engine_dead")
                 if first_token_ms is not None
-                else Refused("engine_dead", self._worker)
+                else Refused("engine_dead", rank.worker)
             )
         finally:
-            self._report_end(request, finished, first_token_ms)
+            rank.relay.report(self._end(request, finished, first_token_ms))
             self._surprised.discard(request.decision_id)
 
     async def _messages(self, request: EngineRequest, payload: Payload) -> AsyncGenerator[EngineMessage]:
@@ -140,25 +158,19 @@ class Engine:
                     # The engine's collector merges what arrives while nobody asks.
                     await asyncio.sleep(pause)
 
-    def _report(self, kind: LifecycleKind, request: EngineRequest) -> None:
-        self._relay.report(LifecycleEvent(kind, request.decision_id))
-
-    def _report_end(
+    def _end(
         self, request: EngineRequest, finished: Finished | None, first_token_ms: float | None
-    ) -> None:
+    ) -> LifecycleEvent:
         if finished is None:
-            self._report(LifecycleKind.ABORT, request)
-            return
+            return LifecycleEvent(LifecycleKind.ABORT, request.decision_id)
         comparable = request.is_as_foreseen and request.decision_id not in self._surprised
-        self._relay.report(
-            LifecycleEvent(
-                LifecycleKind.END,
-                request.decision_id,
-                cached_tokens=finished.cached_tokens,
-                prompt_tokens=finished.prompt_tokens if comparable else None,
-                comparable=comparable,
-                first_token_ms=first_token_ms,
-            )
+        return LifecycleEvent(
+            LifecycleKind.END,
+            request.decision_id,
+            cached_tokens=finished.cached_tokens,
+            prompt_tokens=finished.prompt_tokens if comparable else None,
+            comparable=comparable,
+            first_token_ms=first_token_ms,
         )
 
     async def _watch_engine(self) -> None:
@@ -171,11 +183,11 @@ class Engine:
         if self._is_leaving:
             return
         self._is_leaving = True
-        log.error("worker %s: engine dead (%s); the replica ends", self._worker, why)
+        log.error("replica %s: engine dead (%s); the replica ends", self._replica, why)
         self._leaving = spawn(self._leave())
 
     async def _leave(self) -> None:
-        await self._relay.leave()
+        await self._ranks.leave()
         await asyncio.sleep(EXIT_DELAY_S)
         os._exit(1)  # Serve replaces an actor that died at once, an unhealthy one only after a while
 
@@ -185,14 +197,11 @@ class Engine:
         await self._engine.check_health()
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks of this replica's engine."""
-        done = await self._engine.reset_prefix_cache()
-        if done:
-            self._relay.clear()
-        return done
+        """Forget all cached blocks of this replica's engine, on every rank."""
+        return await self._ranks.reset_prefix_caches()
 
     def record_replica_metadata(self) -> dict[str, str]:
-        """Shown by Serve, and read by tests that follow the engine's events on their own."""
+        """The first rank's events; shown by Serve, and read by tests that follow them on their own."""
         source = self._engine.event_source()
         if source is None:
             return {}
@@ -203,13 +212,15 @@ class Engine:
         }
 
     async def event_source(self) -> dict[str, str]:
-        return {"worker": str(self._worker), "pid": str(os.getpid()), **self.record_replica_metadata()}
+        worker = WorkerId(self._replica)
+        return {"worker": str(worker), "pid": str(os.getpid()), **self.record_replica_metadata()}
 
     async def __del__(self) -> None:
-        if getattr(self, "_relay", None) is not None:
+        if getattr(self, "_watcher", None) is not None:
             self._watcher.cancel()
-            await self._relay.leave()
-            await self._relay.close()
+        if getattr(self, "_ranks", None) is not None:
+            await self._ranks.leave()
+            await self._ranks.close()
             await self._link.close()
         if getattr(self, "_media", None) is not None:
             await self._media.aclose()

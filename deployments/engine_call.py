@@ -142,11 +142,7 @@ class EngineCall:
             ranked = self._outcome.ranked_workers
         else:
             ranked = () if decided is None else (decided,)
-        return Pin(
-            tie_key=tie_key,
-            ranked=tuple(worker.replica for worker in ranked),
-            exclude=tuple(worker.replica for worker in excluded),
-        )
+        return Pin.towards(tie_key, ranked, excluded)
 
     async def begin(self, engine: Any, request: EngineRequest, payload: Any, pin: Pin) -> Reply:
         """Send the request and wait for its first delta (or its end).
@@ -214,11 +210,11 @@ class EngineCall:
             raise _server_error(error) from error
 
     def _forget_lost(self) -> WorkerId | None:
-        """The router should not wait for a dead worker's silence. One that lives after all comes back
-        with its next push."""
+        """The router should not wait for the silence of a dead replica's workers. One that lives after all
+        comes back with its next push."""
         lost = self._worker or self.decided
         if lost is not None:
-            self._client.forget(lost)
+            self._client.forget_replica(lost.replica)
         return lost
 
     def _receipt(self, worker: WorkerId) -> Receipt:

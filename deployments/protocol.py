@@ -73,6 +73,7 @@ class EngineRequest:
 
     decision_id: also the request's id at the engine.
     decided: the worker that the router chose; None without a decision.
+    dp_rank: which of the replica's data-parallel ranks serves it; the replica settles that.
     token_ids: unexpanded, one placeholder per media item.
     is_as_foreseen: False where a file was not what its address had promised, so that no prediction of
         this request can be held against the engine.
@@ -83,6 +84,7 @@ class EngineRequest:
     sampling: Sampling
     media: tuple[EngineMedia, ...] = ()
     decided: WorkerId | None = None
+    dp_rank: int = 0
     cache_salt: str | None = None
     mm_processor_kwargs: dict[str, Any] = field(default_factory=dict)
     is_as_foreseen: bool = True

@@ -203,6 +203,9 @@ class RouterActor:
     async def forget(self, worker: WorkerId) -> None:
         self._core.forget(worker)
 
+    async def forget_replica(self, replica: str) -> None:
+        self._core.forget_replica(replica)
+
     async def pool(self) -> PoolView:
         return self._core.pool()
 

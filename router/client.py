@@ -276,8 +276,9 @@ class RouterClient:
         """Tell the actor who really serves, in the background."""
         self._background(self._link.call("rebook", decision_id, worker))
 
-    def forget(self, worker: WorkerId) -> None:
-        self._background(self._link.call("forget", worker))
+    def forget_replica(self, replica: str) -> None:
+        """Tell the actor that a replica died, in the background."""
+        self._background(self._link.call("forget_replica", replica))
 
     def hold(self, decision_id: DecisionId) -> None:
         """Renew a booking while no replica has taken the request; it ends with `let_go`, and with us."""

@@ -254,6 +254,12 @@ class RouterCore:
         self._index.forget(worker)
         self._audit.forget(worker)
 
+    def forget_replica(self, replica: str) -> None:
+        """A replica died, and all its data-parallel ranks with it. Idempotent."""
+        known = {*self._fleet.members, *self._awaited, *self._restored}
+        for worker in [worker for worker in known if worker.replica == replica]:
+            self.forget(worker)
+
     def trust(self, worker: WorkerId) -> tuple[str, ...] | None:
         """An operator's word: all that `worker` predicts is believed again. Which layouts were not ("" is
         text); None where the worker is unknown."""

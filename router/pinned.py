@@ -17,6 +17,7 @@ import xxhash
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from router.live import live_replicas
+from sightline_types import WorkerId
 
 __all__ = ["Pin", "PinnedRouter", "rank_by_rendezvous"]
 
@@ -34,6 +35,7 @@ class Pin:
     """Where a request should go.
 
     ranked: replica ids, the decided one first; empty without a decision.
+    ranks: the best data-parallel rank at each of `ranked`; empty: everywhere the first.
     tie_key: 64 bits; equal requests have equal keys.
     exclude: replicas that failed this request already; taken only when there is no other.
     """
@@ -41,6 +43,22 @@ class Pin:
     tie_key: int
     ranked: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+    @classmethod
+    def towards(cls, tie_key: int, workers: Sequence[WorkerId], exclude: Sequence[WorkerId] = ()) -> Pin:
+        """workers: in the order of preference; of a replica's ranks the first one counts."""
+        best: dict[str, int] = {}
+        for worker in workers:
+            best.setdefault(worker.replica, worker.dp_rank)
+        lost = tuple(dict.fromkeys(worker.replica for worker in exclude))
+        return cls(tie_key, tuple(best), lost, tuple(best.values()) if any(best.values()) else ())
+
+    def rank_at(self, replica: str) -> int | None:
+        """The rank that is preferred there; None where that replica was not ranked."""
+        if replica not in self.ranked:
+            return None
+        return self.ranks[self.ranked.index(replica)] if self.ranks else 0
 
 
 class PinnedRouter(RequestRouter):

@@ -181,6 +181,11 @@ class EventRelay:
         )
 
     @property
+    def num_running(self) -> int:
+        """Requests that were reported as started and not as over."""
+        return len(self._lifecycle.running)
+
+    @property
     def dropped_lifecycle_events(self) -> int:
         return self._lifecycle.num_dropped
 

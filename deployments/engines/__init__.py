@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from deployments.config import EngineConfig
-from deployments.engines.base import EngineGone, ServingEngine
+from deployments.engines.base import EngineGone, EngineRank, ServingEngine
 from deployments.media import MediaDecoder
 from deployments.protocol import EngineMedia
 from deployments.transport import Payload
 
-__all__ = ["EngineGone", "MediaSource", "ServingEngine", "media_source", "start_engine"]
+__all__ = ["EngineGone", "EngineRank", "MediaSource", "ServingEngine", "media_source", "start_engine"]
 
 
 class MediaSource(Protocol):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from deployments.config import EngineConfig
@@ -11,11 +12,25 @@ from deployments.protocol import EngineMessage, EngineRequest
 from router.relay import EventSource
 from sightline_types import EngineLoad, WorkerContract
 
-__all__ = ["EngineGone", "ServingEngine"]
+__all__ = ["EngineGone", "EngineRank", "ServingEngine"]
 
 
 class EngineGone(Exception):
     """The engine process has died; this replica cannot serve any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRank:
+    """One data-parallel rank of an engine: a scheduler with a cache of its own, and so a worker of its own.
+
+    source: where its KV events are; None where its arguments turn them off.
+    load: its last word about itself; None before the first. Never blocks nor raises.
+    reset_prefix_cache: forget its cached blocks; False where a running request forbids it.
+    """
+
+    source: EventSource | None
+    load: Callable[[], EngineLoad | None]
+    reset_prefix_cache: Callable[[], Awaitable[bool]]
 
 
 class ServingEngine(ABC):
@@ -23,7 +38,9 @@ class ServingEngine(ABC):
 
     The engine is given token ids with one placeholder per media item, decoded media, and our identities;
     never an address, a path or a `data:` string. What it was started with does not change while it runs:
-    `contract` and `event_source` say the same whenever they are asked.
+    `contract`, `event_source` and `ranks` say the same whenever they are asked.
+
+    An engine of several data-parallel ranks serves each request on the rank `request.dp_rank`.
 
     Requests run side by side. A request is known to the engine by its decision id, and ends in one of
     three ways: its last message, an exception, or its generator being closed, upon which the engine
@@ -41,11 +58,11 @@ class ServingEngine(ABC):
 
     @abstractmethod
     async def contract(self) -> WorkerContract:
-        """What this worker promises: read from the running engine, not from the settings."""
+        """What each rank promises: read from the running engine, not from the settings."""
 
     @abstractmethod
     def event_source(self) -> EventSource | None:
-        """Where the engine's KV events are; None when its arguments turn them off."""
+        """Where the KV events of rank 0 are; None when the engine's arguments turn them off."""
 
     @abstractmethod
     def generate(self, request: EngineRequest, media: Sequence[Any]) -> AsyncGenerator[EngineMessage]:
@@ -66,6 +83,10 @@ class ServingEngine(ABC):
     @abstractmethod
     def load(self) -> EngineLoad | None:
         """The engine's last word about itself; None before the first. Never blocks nor raises."""
+
+    def ranks(self) -> tuple[EngineRank, ...]:
+        """In the order of their numbers, from 0; all of them hold to the one contract."""
+        return (EngineRank(self.event_source(), self.load, self.reset_prefix_cache),)
 
     @property
     @abstractmethod

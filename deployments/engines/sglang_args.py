@@ -67,6 +67,9 @@ def engine_args(config: EngineConfig, source: EventSource) -> dict[str, Any]:
         Unsupported: data parallelism inside one engine, which has no worker of its own per rank here;
             tensor parallelism across nodes.
     """
+    if config.data_parallel_size != 1:
+        size = config.data_parallel_size
+        raise Unsupported(f"data_parallel_size={size} is not served with SGLang: raise num_workers instead")
     if config.engine_args.get("dp_size", 1) != 1:
         raise Unsupported("engine_args.dp_size is not served: raise num_workers instead")
     if config.executor == "ray":

@@ -11,13 +11,15 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from deployments.config import EngineConfig
-from deployments.engines.base import EngineGone, ServingEngine
+from deployments.engines.base import EngineGone, EngineRank, ServingEngine
 from deployments.engines.ports import PortPair, claim_ports
 from deployments.engines.vllm_args import engine_args, engine_environment, publishes_events
 from deployments.engines.vllm_groups import kv_groups, unit_size
+from deployments.engines.vllm_load import LoadWatch
 from deployments.engines.vllm_media import engine_prompt
 from deployments.media import DecodedMedia
 from deployments.protocol import (
@@ -44,9 +46,9 @@ class _EngineCacheMissed(Exception):
 
 
 class VllmEngine(ServingEngine):
-    """A running `AsyncLLM` (frontend here, engine core in a child process)."""
+    """A running `AsyncLLM`: the frontend here, and one engine core in a child process per rank."""
 
-    def __init__(self, llm: Any, args: dict[str, Any], load: _LoadWatch, ports: PortPair | None) -> None:
+    def __init__(self, llm: Any, args: dict[str, Any], load: LoadWatch, ports: PortPair | None) -> None:
         self._llm = llm
         self._args = args
         self._has_renderer = False
@@ -60,7 +62,8 @@ class VllmEngine(ServingEngine):
         """Start the engine on the running event loop; returns when it can serve."""
         for name, value in engine_environment(config).items():
             os.environ.setdefault(name, value)
-        ports = claim_ports(config.kv_events_port_base) if config.kv_events_port_base else None
+        base, num_ranks = config.kv_events_port_base, config.data_parallel_size
+        ports = claim_ports(base, num_ranks) if base else None
         args = engine_args(config, (ports.events, ports.replay) if ports else None)
 
         from vllm.config import KVEventsConfig
@@ -70,7 +73,7 @@ class VllmEngine(ServingEngine):
         typed = dict(args)
         if isinstance(args.get("kv_events_config"), dict):
             typed["kv_events_config"] = KVEventsConfig(**args["kv_events_config"])
-        load = _LoadWatch()
+        load = LoadWatch()
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**typed), stat_loggers=[load.logger_class()])
         engine = cls(llm, args, load, ports)
         engine._has_renderer = config.has_renderer
@@ -100,7 +103,8 @@ class VllmEngine(ServingEngine):
             kv_groups=self._groups,
             layouts=await self._layouts(),
             drops_last_matched_block=self._drops_last_block(),
-            kv_capacity_tokens=int(cache.num_gpu_blocks or 0) * int(cache.block_size),
+            # vLLM adds up the ranks' blocks (`MPClient._apply_ready_response`).
+            kv_capacity_tokens=int(cache.num_gpu_blocks or 0) // self._num_ranks * int(cache.block_size),
             encoder_cache_tokens=int(self._llm.vllm_config.scheduler_config.encoder_cache_size),
         )
 
@@ -141,11 +145,23 @@ class VllmEngine(ServingEngine):
         speculative = self._llm.vllm_config.speculative_config
         return bool(speculative is not None and speculative.use_eagle())
 
+    @property
+    def _num_ranks(self) -> int:
+        return int(self._llm.vllm_config.parallel_config.data_parallel_size)
+
+    def ranks(self) -> tuple[EngineRank, ...]:
+        return tuple(
+            EngineRank(self._source(rank), partial(self._load.last, rank), partial(self._reset, rank))
+            for rank in range(self._num_ranks)
+        )
+
     def event_source(self) -> EventSource | None:
-        """Where the engine's KV events are; None when its arguments turn them off."""
+        return self._source(0)
+
+    def _source(self, rank: int) -> EventSource | None:
         if not publishes_events(self._args):
             return None
-        source = self._llm.get_kv_event_sources()[0]
+        source = self._llm.get_kv_event_sources()[rank]
         endpoint, replay = (_reachable(e) for e in (source.endpoint, source.replay_endpoint))
         return EventSource(endpoint, replay, source.topic)
 
@@ -210,7 +226,8 @@ class VllmEngine(ServingEngine):
         """
         completion_tokens = 0
         rendered = await self._render(engine_prompt(request, media, self._names))
-        outputs = self._llm.generate(rendered, params, request.decision_id)
+        rank = request.dp_rank if self._num_ranks > 1 else None
+        outputs = self._llm.generate(rendered, params, request.decision_id, data_parallel_rank=rank)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 (choice,) = output.outputs
@@ -239,11 +256,21 @@ class VllmEngine(ServingEngine):
         await self._llm.abort(request_id)
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks (no request may be running)."""
-        return bool(await self._llm.reset_prefix_cache())
+        """Forget all cached blocks of all ranks (no request may be running)."""
+        done = await asyncio.gather(*(self._reset(rank) for rank in range(self._num_ranks)))
+        return all(done)
+
+    async def _reset(self, rank: int) -> bool:
+        """vLLM's own `reset_prefix_cache` tells the first rank's answer only."""
+        if self._num_ranks == 1:
+            return bool(await self._llm.reset_prefix_cache())
+        core = self._llm.engine_core
+        # Neither running requests nor a connector's cache are reset, as by default.
+        args = ("reset_prefix_cache", False, False)
+        return bool(await core._call_utility_async(*args, engine=core.core_engines[rank]))
 
     def load(self) -> EngineLoad | None:
-        return self._load.last
+        return self._load.last(0)
 
     @property
     def is_dead(self) -> bool:
@@ -254,36 +281,6 @@ class VllmEngine(ServingEngine):
 
     def shutdown(self) -> None:
         self._llm.shutdown()
-
-
-class _LoadWatch:
-    """The engine's last word about itself: it rides on every output, at no extra cost."""
-
-    def __init__(self) -> None:
-        self.last: EngineLoad | None = None
-
-    def logger_class(self) -> type:
-        """A stat logger class for `AsyncLLM`, bound to this object."""
-        from vllm.v1.metrics.loggers import StatLoggerBase
-
-        watch = self
-
-        class Logger(StatLoggerBase):
-            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-                """Nothing to set up."""
-
-            def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
-                if scheduler_stats is not None:
-                    watch.last = EngineLoad(
-                        scheduler_stats.num_running_reqs,
-                        scheduler_stats.num_waiting_reqs,
-                        float(scheduler_stats.kv_cache_usage),
-                    )
-
-            def log_engine_initialized(self) -> None:
-                """The replica says it itself."""
-
-        return Logger
 
 
 def _reachable(endpoint: str) -> str:

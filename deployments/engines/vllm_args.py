@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from deployments.config import EngineConfig
@@ -36,13 +37,13 @@ def engine_args(config: EngineConfig, ports: tuple[int, int] | None = None) -> d
     ports: where the event and replay publishers listen; None lets them find free ones.
 
     Raises:
-        ValueError: data parallelism inside one engine, which has no worker of its own per rank here.
+        ValueError: vLLM's own arguments for data parallelism, beside the setting.
     """
-    if config.engine_args.get("data_parallel_size", 1) != 1:
-        raise ValueError("engine_args.data_parallel_size is not served: raise num_workers instead")
+    refuse_own_ranks(config.engine_args)
     args: dict[str, Any] = {
         "model": config.model,
         "tensor_parallel_size": config.tensor_parallel_size,
+        "data_parallel_size": config.data_parallel_size,
         "enable_prefix_caching": True,
         "disable_log_stats": False,
         "kv_events_config": _events(ports),
@@ -57,6 +58,19 @@ def engine_args(config: EngineConfig, ports: tuple[int, int] | None = None) -> d
         if config.video.decode == "off":
             args["limit_mm_per_prompt"]["video"] = 0
     return args | config.engine_args
+
+
+def refuse_own_ranks(engine_args: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ValueError: arguments that place data-parallel ranks; says which setting does that here.
+    """
+    for name in engine_args:
+        if name.startswith("data_parallel_"):
+            raise ValueError(
+                f"engine_args.{name} is not served: a replica's ranks are all its own and run beside it; "
+                "set data_parallel_size among the settings, or raise num_workers"
+            )
 
 
 def _cpu_args(config: EngineConfig) -> dict[str, Any]:

@@ -287,6 +287,41 @@ async def test_a_dead_replica_is_forgotten_by_the_router(house):
     assert dead not in await house.link.actor.roster()
 
 
+async def test_a_dead_replica_loses_all_its_ranks():
+    house = House()
+    await house.join(WorkerId("a", 0), WorkerId("a", 1), B)
+    house.live.ids = frozenset({"a"})  # so that the first try goes there
+    house.plays([Started(WorkerId("a", 1)), DIED], [Started(B), HELLO, END])
+    await house.start()
+    await house.booked()
+    assert await house.link.actor.roster() == [B]
+
+
+async def test_a_replica_that_refused_is_not_asked_again_for_another_of_its_ranks():
+    house = House()
+    ranks = [WorkerId("a", rank) for rank in range(3)]
+    await house.join(*ranks)
+    house.plays([Refused("engine_dead", ranks[0])], [Started(B), HELLO, END])
+    await house.start()
+    first, second = house.engine.calls
+    assert first.request.decided in ranks
+    assert (second.request.decided, second.pin.exclude) == (None, ("a",))
+
+
+async def test_a_request_is_sent_to_its_rank_and_the_header_names_it():
+    house = House()
+    await house.join(WorkerId("a", 0), WorkerId("a", 1))
+    house.plays([Started(WorkerId("a", 1)), HELLO, END])
+    reply = await house.start()
+    [call] = house.engine.calls
+    assert call.pin.ranked == ("a",)
+    assert call.pin.rank_at("a") == call.request.decided.dp_rank
+    assert reply.receipt.headers["x-sightline-worker"] == "a/1"
+    assert [row.worker for row in await house.link.actor.workers() if row.load.active_requests] == [
+        WorkerId("a", 1)
+    ]
+
+
 async def test_what_the_engine_calls_wrong_is_the_users_error(house):
     house.plays([Started, Failed("too long", 400, param="messages", code="context_length_exceeded")])
     with pytest.raises(RequestError) as caught:

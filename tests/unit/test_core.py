@@ -219,6 +219,30 @@ def test_the_pool_version_grows_when_the_contracts_change_and_only_then():
     assert fleet.core.pool().contracts == {}
 
 
+# Ranks of one replica
+
+
+def test_a_request_goes_to_the_rank_that_holds_it():
+    fleet = Fleet()
+    for rank, held in enumerate([(), KEYS, KEYS[:2]]):
+        fleet.join(WorkerId("a", rank), held)
+    decision = fleet.decide()
+    assert decision.worker == WorkerId("a", 1)
+    assert [candidate.overlap_blocks for candidate in decision.candidates] == [6, 2, 0]
+
+
+def test_a_replica_that_died_takes_its_ranks_with_it_and_no_other():
+    fleet = Fleet()
+    fleet.core.begin_warm([WorkerId("a", 2)])
+    ranks = [WorkerId("a", 0), WorkerId("a", 1), B]
+    for worker in ranks:
+        fleet.join(worker, KEYS)
+    fleet.core.forget_replica("a")
+    assert set(fleet.core.pool().contracts) == {B}
+    assert fleet.core.is_warm(), "a rank of the dead replica is awaited"
+    fleet.core.forget_replica("a")
+
+
 # Decisions
 
 

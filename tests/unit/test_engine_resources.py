@@ -66,6 +66,23 @@ def test_across_nodes_each_worker_has_a_bundle_beside_the_replica() -> None:
 def test_a_share_does_not_go_with_tensor_parallelism() -> None:
     with pytest.raises(ValueError, match="gpus_per_replica"):
         engine_resources(settings(tensor_parallel_size=2, gpus_per_replica=0.5), "gpu")
+    with pytest.raises(ValueError, match="gpus_per_replica"):
+        engine_resources(settings(data_parallel_size=2, gpus_per_replica=0.5), "gpu")
+
+
+def test_ranks_multiply_the_gpus_of_a_replica_within_its_node() -> None:
+    resources = engine_resources(settings(tensor_parallel_size=2, data_parallel_size=4), "gpu")
+    assert resources.options == {"ray_actor_options": {"num_cpus": 1, "num_gpus": 8}}
+    assert resources.executor == "mp"
+
+
+def test_ranks_that_do_not_fit_in_a_node_are_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match=r"needs 16 GPUs .* gpus_per_node is 8.* num_workers"):
+        engine_resources(settings(tensor_parallel_size=4, data_parallel_size=4), "gpu")
+
+
+def test_the_engine_is_told_its_ranks() -> None:
+    assert engine_config(settings(data_parallel_size=3), "cpu").data_parallel_size == 3
 
 
 def test_the_engine_is_told_the_executor() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.pinned import rank_by_rendezvous
+from router.pinned import Pin, rank_by_rendezvous
+from sightline_types import WorkerId
 
 
 def test_equal_keys_go_to_the_same_replica() -> None:
@@ -38,3 +39,16 @@ def test_a_lost_replica_moves_only_its_own_keys() -> None:
 @given(st.integers(), st.dictionaries(st.text(min_size=1, max_size=8), st.integers(0, 1000), max_size=8))
 def test_every_replica_is_ranked_once(key: int, queues: dict[str, int]) -> None:
     assert sorted(rank_by_rendezvous(key, queues)) == sorted(queues)
+
+
+def test_of_a_replicas_ranks_a_pin_names_the_replica_once_and_the_best_rank() -> None:
+    ranked = [WorkerId("a", 1), WorkerId("b", 0), WorkerId("a", 0), WorkerId("b", 1)]
+    pin = Pin.towards(7, ranked, exclude=[WorkerId("c", 0), WorkerId("c", 1)])
+    assert (pin.ranked, pin.exclude) == (("a", "b"), ("c",))
+    assert (pin.rank_at("a"), pin.rank_at("b"), pin.rank_at("c")) == (1, 0, None)
+
+
+def test_a_pin_of_single_rank_workers_carries_no_ranks() -> None:
+    pin = Pin.towards(7, [WorkerId("a"), WorkerId("b")])
+    assert pin == Pin(7, ("a", "b"))
+    assert pin.rank_at("b") == 0

@@ -125,6 +125,11 @@ def test_media_settings_without_multimodal_are_refused():
     assert "enable_multimodal is false" in refusal({}, {"SIGHTLINE_ALLOW_PRIVATE_MEDIA": "1"})
 
 
+def test_ranks_are_refused_where_the_engine_or_the_gpu_has_no_room_for_them():
+    assert "raise num_workers" in refusal({"engine": "sglang", "data_parallel_size": 2})
+    assert "data_parallel_size is 2" in refusal({"single_gpu": True, "data_parallel_size": 2})
+
+
 def test_a_media_section_without_entries_is_no_setting():
     assert load_settings({"media": None, "router": {}}, {}) == Settings()
 

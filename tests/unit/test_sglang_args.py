@@ -80,6 +80,11 @@ def test_an_argument_of_a_later_release_is_left_out_unless_it_was_given() -> Non
     assert name in known_args(args, {name: 1}, set(args) - {name}), "SGLang then says so itself"
 
 
+def test_ranks_of_one_engine_are_refused_with_the_way_out() -> None:
+    with pytest.raises(Unsupported, match=r"data_parallel_size=2 .* num_workers"):
+        engine_args(EngineConfig(model="m", engine="sglang", data_parallel_size=2), SOURCE)
+
+
 def test_data_parallelism_inside_one_engine_is_refused_with_the_way_out() -> None:
     with pytest.raises(Unsupported, match="num_workers"):
         engine_args(EngineConfig(model="m", engine_args={"dp_size": 2}), SOURCE)

@@ -52,9 +52,15 @@ def test_only_across_nodes_the_publishers_leave_the_loopback() -> None:
     )
 
 
-def test_data_parallelism_inside_one_engine_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ValueError, match="num_workers"):
-        engine_args(EngineConfig(model="m", engine_args={"data_parallel_size": 2}))
+def test_ranks_are_set_by_the_setting_and_not_past_it() -> None:
+    assert engine_args(EngineConfig(model="m", data_parallel_size=2))["data_parallel_size"] == 2
+    for name, value in {
+        "data_parallel_size": 2,
+        "data_parallel_rank": 0,
+        "data_parallel_backend": "ray",
+    }.items():
+        with pytest.raises(ValueError, match=f"engine_args.{name} .* set data_parallel_size"):
+            engine_args(EngineConfig(model="m", engine_args={name: value}))
 
 
 def test_no_room_is_kept_for_videos_that_are_not_served() -> None:
