@@ -76,6 +76,15 @@ def test_what_one_rank_holds_the_other_does_not(ranked: Service) -> None:
     assert ask_exact(ranked, turns, other).overlap >= 6
 
 
+def test_a_picture_that_only_its_uuid_names_is_known_at_either_rank(ranked: Service) -> None:
+    """The ranks share the frontend, and what it keeps of pictures."""
+    named = {"type": "image_url", "image_url": {"url": make.data_url(make.png(735))}, "uuid": "shared"}
+    home, other = (row["worker"] for row in ranked.workers())
+    first = ask_exact(ranked, messages(named, QUESTION), home)
+    alone = ask_exact(ranked, messages(named | {"image_url": None}, QUESTION), other)
+    assert (alone.prompt_tokens, alone.text) == (first.prompt_tokens, first.text)
+
+
 def test_a_flush_empties_both_ranks(ranked: Service) -> None:
     from ray import serve
 
