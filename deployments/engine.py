@@ -113,7 +113,8 @@ class Engine:
         if self._is_leaving:
             yield Refused("engine_dead", rank.worker)
             return
-        request = replace(request, dp_rank=rank.worker.dp_rank)
+        if rank.worker.dp_rank != request.dp_rank:
+            request = replace(request, dp_rank=rank.worker.dp_rank)
         rank.relay.report(LifecycleEvent(LifecycleKind.STARTED, request.decision_id))
         began = time.monotonic()
         finished: Finished | None = None
