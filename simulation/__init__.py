@@ -3,6 +3,8 @@
 from simulation.engine import SimulatedEngine, Step, StepOutput
 from simulation.errors import RequestRefused, RoleNotSimulated, SimulationError, Stuck
 from simulation.events import CPU, GPU, Cleared, Event, Removed, Stored
+from simulation.fitting import Fit, FitError, Measurement, fit
+from simulation.presets import PRESETS, preset
 from simulation.profile import Profile
 from simulation.requests import SimulatedMedia, SimulatedRequest
 from simulation.sequence import StepWork
@@ -11,9 +13,13 @@ from simulation.spec import EngineSpec
 __all__ = [
     "CPU",
     "GPU",
+    "PRESETS",
     "Cleared",
     "EngineSpec",
     "Event",
+    "Fit",
+    "FitError",
+    "Measurement",
     "Profile",
     "Removed",
     "RequestRefused",
@@ -27,4 +33,6 @@ __all__ = [
     "StepWork",
     "Stored",
     "Stuck",
+    "fit",
+    "preset",
 ]

@@ -3,6 +3,7 @@
 SimulationError
 ├── RequestRefused (engine): vLLM would refuse the request, or never be able to finish it; a ValueError
 ├── RoleNotSimulated (engine): a role that is named, and not built yet; a ValueError
+├── FitError (fitting): the measurements do not settle a profile; a ValueError
 └── Stuck (engine): requests wait and none can ever be scheduled: a fault of the simulation
 """
 

@@ -1,0 +1,59 @@
+"""The simulated engine does what vLLM's does: the same requests, steps, events in their order, cached tokens.
+
+Random requests with pictures, shared beginnings, repeats, conversations that go on from an answer, aborts and
+clearings, on a cache and an encoder cache that are too small for them. Each step of the simulated engine must
+publish the events, give the outputs, schedule the tokens and encode the pictures that the same step of the
+real engine did. What is told to both is when requests arrive, between which steps; keys are the real
+engine's block hashes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.tiny_models import tiny_model
+from tests.engines.replayed_engine import replay
+
+#: Requests by form (`recorded_engine`). `make soak` takes more of them.
+COUNTS = {"model": 80, "sync": 200, "async": 300}
+SEEDS = (1,)
+RECORDING_S = 800
+
+
+@pytest.fixture(scope="module", params=SEEDS)
+def recordings(
+    request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("recorded") / "engine.json"
+    model = tiny_model("qwen3_vl", models)
+    command = [sys.executable, "-m", "tests.engines.recorded_engine", str(model), json.dumps(COUNTS)]
+    ran = subprocess.run(
+        [*command, str(request.param), str(out)],
+        cwd=Path(__file__).parents[2],
+        timeout=RECORDING_S,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    recorded: dict[str, Any] = json.loads(out.read_text())
+    return recorded
+
+
+@pytest.mark.parametrize("form", COUNTS)
+def test_every_step_of_the_simulated_engine_is_a_step_of_the_real_one(
+    recordings: dict[str, Any], form: str
+) -> None:
+    recording = next(one for one in recordings["recordings"] if one["form"] == form)
+    agreement = replay(recordings["sizes"], recording)
+    print(f"{form}: {agreement}")
+    assert agreement.requests == COUNTS[form]
+    # That nothing happened is not agreement.
+    assert agreement.removed > agreement.requests
+    assert agreement.cached_tokens > 32 * agreement.requests
+    assert agreement.twins and agreement.preemptions and agreement.pictures_encoded
