@@ -50,18 +50,16 @@ class BlockPool:
         hits: list[int] = []
         if not self._caching:
             return hits
-        cached = self._cached
-        for key in keys[:limit]:
-            held = cached.get(key)
+        for held in map(self._cached.get, keys[:limit]):
             if held is None:
                 break
-            hits.append(held if type(held) is int else next(iter(held)))  # type: ignore[arg-type]
+            hits.append(next(iter(held)) if isinstance(held, dict) else held)
         return hits
 
     def count_idle(self, blocks: Sequence[int]) -> int:
         """How many of these nobody references: a hit on them takes them out of the free queue."""
         refs = self._refs
-        return sum(1 for block in blocks if not refs[block])
+        return [refs[block] for block in blocks].count(0)
 
     def touch(self, blocks: Sequence[int]) -> None:
         """One more request references these blocks."""
@@ -77,17 +75,29 @@ class BlockPool:
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked of {self.num_free} free ones")
         self.num_free -= count
-        blocks, evicted = self._take_spare(count), []
+        blocks = self._take_spare(count)
         blocks += self._take_untouched(count - len(blocks))
-        refs, keys, evictable = self._refs, self._keys, self._evictable
-        while len(blocks) < count:
-            block, _ = evictable.popitem(last=False)
+        if len(blocks) == count:
+            return blocks, []
+        evictable = self._evictable
+        victims = [evictable.popitem(last=False)[0] for _ in range(count - len(blocks))]
+        return blocks + victims, self._evict(victims)
+
+    def _evict(self, victims: Sequence[int]) -> list[int]:
+        """Their keys, which find them no more."""
+        refs, keys, cached = self._refs, self._keys, self._cached
+        evicted = []
+        for block in victims:
             refs[block] = 1
-            if key := keys[block]:
-                self._forget(key, block)
-                evicted.append(key)
-            blocks.append(block)
-        return blocks, evicted
+            if not (key := keys[block]):
+                continue  # cleared since it was freed
+            keys[block] = 0
+            evicted.append(key)
+            held = cached.pop(key)
+            if isinstance(held, dict) and len(held) > 1:
+                del held[block]
+                cached[key] = held
+        return evicted
 
     def _take_spare(self, count: int) -> list[int]:
         spare = self._spare
@@ -120,15 +130,6 @@ class BlockPool:
             held[block] = None
         else:
             self._cached[key] = {held: None, block: None}
-
-    def _forget(self, key: int, block: int) -> None:
-        """`block` is not found by `key` any more."""
-        self._keys[block] = 0
-        held = self._cached[key]
-        if isinstance(held, dict) and len(held) > 1:
-            del held[block]
-        else:
-            del self._cached[key]
 
     def free(self, blocks: Sequence[int]) -> None:
         """A request gives back its blocks, given in its own order: its last ones are evicted first."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sightline_types import EngineLoad
 from simulation.errors import RequestRefused, Stuck
@@ -17,26 +16,10 @@ from simulation.events import Cleared, Event
 from simulation.profile import Profile
 from simulation.requests import SimulatedMedia, SimulatedRequest
 from simulation.scheduler import Scheduler
-from simulation.sequence import Plan, Sequence, StepWork
+from simulation.sequence import Plan, Sequence, StepOutput, StepWork
 from simulation.spec import EngineSpec
 
 __all__ = ["SimulatedEngine", "Step", "StepOutput"]
-
-
-class StepOutput(NamedTuple):
-    """What one request got in a step.
-
-    new_tokens: output tokens. is_first: its first ones. is_finished: its last ones.
-    cached_tokens: of its prompt, found when it was first admitted (vLLM's `num_cached_tokens`); with every
-        output. num_preemptions: so far.
-    """
-
-    request_id: str
-    new_tokens: int
-    is_first: bool
-    is_finished: bool
-    cached_tokens: int
-    num_preemptions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +62,7 @@ class SimulatedEngine:
             raise RequestRefused(f"request {request.request_id!r} is here already")
         _check_lengths(request, self.spec)
         _check_media(request, self.spec)
-        sequence = Sequence(request)
+        sequence = Sequence(request, self.spec.max_model_len)
         self._sequences[request.request_id] = sequence
         self._scheduler.waiting.append(sequence)
 
@@ -125,26 +108,10 @@ class SimulatedEngine:
                 raise Stuck(f"{len(self._scheduler.waiting)} requests wait, and none fits")
 
     def _complete(self, plan: Plan) -> Step:
-        outputs = []
-        for sequence, num_tokens, samples in plan.chunks:
-            if sequence.is_gone:
-                continue
-            is_first = sequence.num_tokens == sequence.prompt_tokens
-            is_finished = self._scheduler.complete(sequence, num_tokens, samples)
-            if not samples:
-                continue
-            if is_finished:
-                del self._sequences[sequence.request.request_id]
-            outputs.append(
-                StepOutput(
-                    sequence.request.request_id,
-                    1,
-                    is_first,
-                    is_finished,
-                    sequence.cached_tokens,
-                    sequence.num_preemptions,
-                )
-            )
+        outputs = self._scheduler.complete(plan)
+        for output in outputs:
+            if output.is_finished:
+                del self._sequences[output.request_id]
         duration_ms = self.profile.step_ms(plan.work)
         return Step(duration_ms, self._take_events(), tuple(outputs), plan.work)
 

@@ -18,7 +18,7 @@ from simulation.blocks import BlockPool
 from simulation.encoder_cache import EncoderCache
 from simulation.events import Event, Removed, Stored
 from simulation.lower_tier import LowerTier
-from simulation.sequence import Plan, Sequence
+from simulation.sequence import Plan, Sequence, StepOutput
 from simulation.spec import EngineSpec
 
 __all__ = ["Scheduler"]
@@ -43,36 +43,61 @@ class Scheduler:
         self._schedule_running(plan)
         if not plan.preempted:
             self._schedule_waiting(plan)
-        self._advance(plan)
         return plan
 
     def _schedule_running(self, plan: Plan) -> None:
         index = 0
         running = self.running
         while index < len(running) and plan.token_budget > 0:
-            sequence = running[index]
+            index = self._schedule_quiet(index, plan)
+            if index >= len(running) or plan.token_budget <= 0:
+                return
+            if not self._schedule_one(running[index], plan):
+                return
             index += 1
-            wanted = self._wanted(sequence, plan)
-            if not wanted:
-                continue
-            encodes: list[int] = []
-            duplicates: list[int] = []
-            if sequence.num_computed < sequence.media_end:
-                wanted = self._plan_encoder(sequence, wanted, plan, encodes, duplicates)
-                if not wanted:
-                    continue
-            if not self._grow(sequence, wanted, plan):
+
+    def _schedule_quiet(self, index: int, plan: Plan) -> int:
+        """Running sequences from `index` on that decode within their last block, where `_schedule_one` would
+        do nothing but count. Returns the first that needs it, or that the budget does not reach.
+        """
+        awaited = 1 if self._spec.async_scheduling else 0
+        chunks, context, budget = plan.chunks, 0, plan.token_budget
+        first = index
+        for sequence in self.running[index : index + budget]:
+            done = sequence.num_computed
+            if done + 1 >= sequence.quiet_end:
                 break
-            self._add(plan, sequence, wanted, encodes, duplicates)
+            sequence.num_computed = done + 1
+            sequence.in_flight += 1
+            sequence.placeholders += awaited
+            chunks.append((sequence, 1, True))
+            context += done
+            index += 1
+        plan.token_budget -= index - first
+        plan.work.decode_requests += index - first
+        plan.work.decode_context += context
+        return index
+
+    def _schedule_one(self, sequence: Sequence, plan: Plan) -> bool:
+        """False where it had to give way, which ends the step's scheduling."""
+        wanted = self._wanted(sequence, plan)
+        encodes: list[int] = []
+        duplicates: list[int] = []
+        if wanted and sequence.num_computed < sequence.media_end:
+            wanted = self._plan_encoder(sequence, wanted, plan, encodes, duplicates)
+        if not wanted:
+            return True
+        if not self._grow(sequence, wanted, plan):
+            return False
+        self._add(plan, sequence, wanted, encodes, duplicates)
+        return True
 
     def _wanted(self, sequence: Sequence, plan: Plan) -> int:
         """Tokens that a running sequence would compute in this step; 0: none."""
         done, pending = sequence.num_computed, sequence.placeholders
-        if pending and done + 2 - pending >= sequence.total_tokens:
+        if pending and done + 2 - pending >= sequence.end_tokens:
             return 0  # its last output is under way already
-        return min(
-            sequence.num_tokens + pending - done, plan.token_budget, self._spec.max_model_len - done - 1
-        )
+        return min(sequence.num_tokens + pending - done, plan.token_budget)
 
     def _grow(self, sequence: Sequence, num_tokens: int, plan: Plan) -> bool:
         """Give a running sequence its blocks; False where it had to give way itself."""
@@ -107,11 +132,13 @@ class Scheduler:
         request = sequence.request
         self.events.append(Stored(request.request_id, first, request.keys[first:end], parent))
         sequence.num_cached_blocks = end
+        sequence.next_full = (end + 1) * self._block_size
 
     def _preempt(self, sequence: Sequence) -> None:
         self._release(sequence)
         sequence.is_running = False
         sequence.num_computed = 0
+        sequence.quiet_end = 0
         sequence.stale = sequence.in_flight
         sequence.placeholders = 0
         sequence.num_preemptions += 1
@@ -121,6 +148,7 @@ class Scheduler:
         self.pool.free(sequence.blocks)
         sequence.blocks = []
         sequence.num_cached_blocks = 0
+        sequence.next_full = self._block_size
         if sequence.encoder_holds:
             self._release_media(sequence)
 
@@ -174,6 +202,7 @@ class Scheduler:
         self.pool.touch(hits)
         sequence.blocks = hits
         sequence.num_cached_blocks = len(hits)
+        sequence.next_full = (len(hits) + 1) * self._block_size
         if loaded and self.lower is not None:
             self.lower.touch(sequence.keys[len(hits) : len(hits) + loaded])
         sequence.num_computed = (len(hits) + loaded) * self._block_size
@@ -214,11 +243,15 @@ class Scheduler:
     def _add(
         self, plan: Plan, sequence: Sequence, num_tokens: int, encodes: list[int], duplicates: list[int]
     ) -> None:
-        done = sequence.num_computed + num_tokens
-        samples = done >= sequence.num_tokens + sequence.placeholders
+        plan.work.add_chunk(sequence, num_tokens)
+        sequence.num_computed += num_tokens
+        sequence.in_flight += num_tokens
+        samples = sequence.num_computed >= sequence.num_tokens + sequence.placeholders
         plan.chunks.append((sequence, num_tokens, samples))
         plan.token_budget -= num_tokens
-        plan.work.add_chunk(sequence, num_tokens)
+        if samples:
+            sequence.quiet_end = min(len(sequence.blocks) * self._block_size, sequence.end_tokens)
+            sequence.placeholders += self._spec.async_scheduling
         media, request_id = sequence.request.media, sequence.request.request_id
         for index in encodes:
             size = media[index].encoder_tokens
@@ -228,31 +261,46 @@ class Scheduler:
         for index in duplicates:
             self.encoder.hit(request_id, media, index, sequence.encoder_holds)
 
-    def _advance(self, plan: Plan) -> None:
+    def complete(self, plan: Plan) -> list[StepOutput]:
+        """The step has come back."""
+        outputs = []
+        is_async = self._spec.async_scheduling
         for sequence, num_tokens, samples in plan.chunks:
-            sequence.num_computed += num_tokens
-            sequence.in_flight += num_tokens
-            if samples and self._spec.async_scheduling:
-                sequence.placeholders += 1
+            if sequence.is_gone:
+                continue
+            sequence.in_flight -= num_tokens
+            before = sequence.num_tokens
+            if sequence.stale or sequence.encoder_holds or not samples or before + 1 >= sequence.end_tokens:
+                self._complete_one(sequence, num_tokens, samples)
+            else:
+                sequence.num_tokens = before + 1
+                if is_async:
+                    sequence.placeholders -= 1
+                    self._cache_returned(sequence)
+            if samples:
+                outputs.append(sequence.output(is_first=before == sequence.prompt_tokens))
+        return outputs
 
-    def complete(self, sequence: Sequence, num_tokens: int, samples: bool) -> bool:
-        """A chunk has come back; True where it ended the sequence, which is gone then."""
-        sequence.in_flight -= num_tokens
+    def _complete_one(self, sequence: Sequence, num_tokens: int, samples: bool) -> None:
         is_stale = sequence.stale > 0
         if is_stale:
             sequence.stale -= num_tokens
         if sequence.encoder_holds:
             self._release_passed(sequence)
         if not samples:
-            return False
+            return
         sequence.num_tokens += 1
         if self._spec.async_scheduling and not is_stale:
             sequence.placeholders -= 1
-            self.cache(sequence, sequence.num_computed - sequence.placeholders)
-        if sequence.num_tokens < min(sequence.total_tokens, self._spec.max_model_len):
-            return False
-        self.remove(sequence)
-        return True
+            self._cache_returned(sequence)
+        if sequence.num_tokens >= sequence.end_tokens:
+            self.remove(sequence)
+
+    def _cache_returned(self, sequence: Sequence) -> None:
+        """Asynchronous scheduling: blocks that outputs fill can be found when these have come back."""
+        computed = sequence.num_computed - sequence.placeholders
+        if computed >= sequence.next_full:
+            self.cache(sequence, computed)
 
     def _release_passed(self, sequence: Sequence) -> None:
         """Outputs of items that lie wholly behind what is computed are needed no more."""

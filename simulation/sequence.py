@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from simulation.encoder_cache import EncoderHolds
 from simulation.requests import SimulatedRequest
 
-__all__ = ["Plan", "Sequence", "StepWork"]
+__all__ = ["Plan", "Sequence", "StepOutput", "StepWork"]
+
+
+class StepOutput(NamedTuple):
+    """What one request got in a step.
+
+    new_tokens: output tokens. is_first: its first ones. is_finished: its last ones.
+    cached_tokens: of its prompt, found when it was first admitted (vLLM's `num_cached_tokens`); with every
+        output. num_preemptions: so far.
+    """
+
+    request_id: str
+    new_tokens: int
+    is_first: bool
+    is_finished: bool
+    cached_tokens: int
+    num_preemptions: int
 
 
 class Sequence:
@@ -16,34 +33,40 @@ class Sequence:
     keys: of its blocks. num_tokens: prompt and tokens made so far. num_computed: tokens whose KV is computed
     or scheduled. placeholders: scheduled outputs that have not come back (asynchronous scheduling).
     in_flight: tokens of steps that have not come back; stale: those of them from before a preemption.
-    cached_tokens: found at the first admission; -1 before it.
+    cached_tokens: found at the first admission; -1 before it. end_tokens: it ends when it has so many.
+    next_full: computed tokens that fill its next block.
+    quiet_end: while it computes one token and then has fewer computed than these, nothing happens to its
+    blocks, and it does not end.
     """
 
     __slots__ = (
+        "_output",
         "blocks",
         "cached_tokens",
         "encoder_holds",
+        "end_tokens",
         "in_flight",
         "is_gone",
         "is_running",
         "keys",
         "media_end",
+        "next_full",
         "num_cached_blocks",
         "num_computed",
         "num_preemptions",
         "num_tokens",
         "placeholders",
         "prompt_tokens",
+        "quiet_end",
         "request",
         "stale",
-        "total_tokens",
     )
 
-    def __init__(self, request: SimulatedRequest) -> None:
+    def __init__(self, request: SimulatedRequest, max_model_len: int) -> None:
         self.request = request
         self.keys: list[int] = request.keys.tolist()
         self.prompt_tokens = request.prompt_tokens
-        self.total_tokens = request.prompt_tokens + request.output_tokens
+        self.end_tokens = min(request.prompt_tokens + request.output_tokens, max_model_len)
         self.media_end = request.media[-1].end if request.media else 0
         self.num_tokens = request.prompt_tokens
         self.num_computed = 0
@@ -55,8 +78,21 @@ class Sequence:
         self.stale = 0
         self.cached_tokens = -1
         self.num_preemptions = 0
+        self.next_full = 0
+        self.quiet_end = 0
         self.is_running = False
         self.is_gone = False
+        self._output: StepOutput | None = None
+
+    def output(self, *, is_first: bool) -> StepOutput:
+        """What it got now. Tokens in the middle are all told by one object."""
+        if is_first or self.is_gone or self._output is None or self._output[5] != self.num_preemptions:
+            output = StepOutput(
+                self.request.request_id, 1, is_first, self.is_gone, self.cached_tokens, self.num_preemptions
+            )
+            self._output = None if is_first else output
+            return output
+        return self._output
 
 
 @dataclass(slots=True)

@@ -199,7 +199,7 @@ class Conversations:
                 tokens = [*tokens, *self._words(self._random.randrange(1, 60))]
         else:
             tokens, pictures = self._fresh()
-        if len(tokens) + sum(width * height for width, height in (PICTURES[p] for p in pictures)) > 500:
+        if _expanded(tokens, pictures) > 500:
             tokens, pictures = self._fresh()
         self.remember(tokens, pictures)
         return tokens, pictures
@@ -212,7 +212,15 @@ class Conversations:
         pictures = self._random.choices(range(len(PICTURES)), k=self._random.choice([0, 0, 1, 1, 2, 3]))
         for _ in pictures:
             tokens += [VISION_START, IMAGE, VISION_END, *self._words(self._random.randrange(0, 40))]
-        return [*tokens, *self._words(self._random.randrange(1, 80))], pictures
+        tokens += self._words(self._random.randrange(1, 80))
+        if self._random.random() < 0.4:  # a repeat then computes its last block again, beside the cached one
+            tokens += self._words(-_expanded(tokens, pictures) % SIZES["block"])
+        return tokens, pictures
+
+
+def _expanded(tokens: list[int], pictures: list[int]) -> int:
+    """Tokens of the prompt as the engine has it."""
+    return len(tokens) + sum(width * height - 1 for width, height in (PICTURES[p] for p in pictures))
 
 
 def drive(recorder: Recorder, num_requests: int, seed: int) -> None:
