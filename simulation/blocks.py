@@ -4,7 +4,7 @@ Blocks are numbers from 1 (vLLM's block 0 is the null block, which is never hand
 references waits in the free queue; it is found by its key until it is handed out again. The free queue has
 three parts, in the order in which they are taken:
 
-    spare      blocks without a key, the last freed first (vLLM prepends them)
+    spare      blocks without a key (vLLM prepends them; which of them comes first, nobody can tell)
     untouched  blocks never handed out yet, ascending
     evictable  blocks with a key, the longest unused first (vLLM appends them)
 
@@ -134,7 +134,6 @@ class BlockPool:
     def free(self, blocks: Sequence[int]) -> None:
         """A request gives back its blocks, given in its own order: its last ones are evicted first."""
         refs, keys, evictable = self._refs, self._keys, self._evictable
-        spare: list[int] = []
         for block in reversed(blocks):
             refs[block] -= 1
             if refs[block]:
@@ -143,9 +142,7 @@ class BlockPool:
             if keys[block]:
                 evictable[block] = None
             else:
-                spare.append(block)
-        spare.reverse()
-        self._spare += spare
+                self._spare.append(block)
 
     def clear(self) -> bool:
         """Forget every key; False, and nothing changes, while a request holds a block."""

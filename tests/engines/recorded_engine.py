@@ -23,7 +23,7 @@ from typing import Any
 IMAGE, VISION_START, VISION_END = 12, 9, 10  # of the tiny Qwen3-VL
 FIRST_WORD, VOCABULARY = 40, 1000
 TILE = 32  # pixels a side: one encoder token of Qwen3-VL
-SIZES = {"block": 32, "blocks": 26, "model_len": 640, "seqs": 4, "batched": 192, "encoder": 80}
+SIZES = {"block": 32, "blocks": 26, "model_len": 640, "seqs": 4, "batched": 192, "budget": 80, "encoder": 110}
 PICTURES = [(4, 4), (4, 4), (6, 8), (2, 3), (8, 8), (5, 12), (4, 4), (3, 9), (1, 80)]
 ACTIONS = {"arrive": 6, "together": 2, "step": 10, "abort": 1, "drain": 1, "clear": 0.3}
 
@@ -36,7 +36,7 @@ class Recorder:
         self._core = self._llm.engine_core.engine_core
         self._scheduler = self._core.scheduler
         # vLLM makes both at least as large as the model's largest picture; here they must be scarce.
-        self._scheduler.max_num_encoder_input_tokens = SIZES["encoder"]
+        self._scheduler.max_num_encoder_input_tokens = SIZES["budget"]
         self._scheduler.encoder_cache_manager = type(self._scheduler.encoder_cache_manager)(SIZES["encoder"])
         self._published: list[Any] = []
         self._scheduler.kv_event_publisher = self
@@ -210,6 +210,8 @@ class Conversations:
     def _fresh(self) -> tuple[list[int], list[int]]:
         tokens = list(self._random.choice(self._begins)) if self._random.random() < 0.7 else []
         pictures = self._random.choices(range(len(PICTURES)), k=self._random.choice([0, 0, 1, 1, 2, 3]))
+        if pictures and self._random.random() < 0.3:
+            pictures = [pictures[0], *pictures[1:2], pictures[0]]  # one output serves both places
         for _ in pictures:
             tokens += [VISION_START, IMAGE, VISION_END, *self._words(self._random.randrange(0, 40))]
         tokens += self._words(self._random.randrange(1, 80))

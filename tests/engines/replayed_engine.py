@@ -46,7 +46,7 @@ def engine_spec(sizes: dict[str, int], *, async_scheduling: bool) -> EngineSpec:
         max_num_seqs=sizes["seqs"],
         max_num_batched_tokens=sizes["batched"],
         max_model_len=sizes["model_len"],
-        encoder_budget_tokens=sizes["encoder"],
+        encoder_budget_tokens=sizes["budget"],
         encoder_cache_tokens=sizes["encoder"],
         async_scheduling=async_scheduling,
     )
