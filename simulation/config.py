@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from simulation.presets import preset
 from simulation.profile import Profile
 
 __all__ = ["SimulationConfig"]
-
-_PRESETS = {"instant": Profile(name="instant")}
 
 
 class SimulationConfig(BaseModel):
@@ -79,7 +78,4 @@ class SimulationConfig(BaseModel):
         """
         if not isinstance(self.profile, str):
             return self.profile
-        if self.profile not in _PRESETS:
-            known = ", ".join(_PRESETS)
-            raise ValueError(f"simulation.profile: no preset is called {self.profile!r}; known: {known}")
-        return _PRESETS[self.profile]
+        return preset(self.profile)

@@ -81,5 +81,5 @@ class EncoderCache:
             self._freeable += self._sizes[media_id]
 
     def release_all(self, request_id: str, media: Sequence[SimulatedMedia], holds: EncoderHolds) -> None:
-        for index in list(holds):
+        for index in sorted(holds):
             self.release(request_id, media, index, holds)

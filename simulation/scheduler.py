@@ -306,7 +306,7 @@ class Scheduler:
         """Outputs of items that lie wholly behind what is computed are needed no more."""
         media = sequence.request.media
         computed = sequence.num_computed - sequence.placeholders
-        for index in list(sequence.encoder_holds):
+        for index in sorted(sequence.encoder_holds):
             if media[index].end <= computed:
                 self.encoder.release(sequence.request.request_id, media, index, sequence.encoder_holds)
 

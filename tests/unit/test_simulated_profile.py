@@ -99,5 +99,5 @@ def test_presets_say_where_they_come_from_and_faster_hardware_is_faster() -> Non
 
 
 def test_an_unknown_preset_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ValueError, match=r"no profile 'h1000'; there are .*h100-qwen3-vl-8b"):
+    with pytest.raises(ValueError, match=r"called 'h1000'; known: instant.*h100-qwen3-vl-8b"):
         preset("h1000")
