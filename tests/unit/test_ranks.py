@@ -71,7 +71,7 @@ def test_without_a_decision_a_request_meets_its_equals_where_a_tie_would_be_sett
     key: int, ranks: int
 ) -> None:
     workers = [WorkerId("r", rank) for rank in range(ranks)]
-    assert pick_rank("r", [0] * ranks, None, Pin(tie_key=key)) == rendezvous(key, workers)
+    assert pick_rank("r", [0] * ranks, None, Pin(tie_key=key)) == rendezvous(key, workers, [b"r"] * ranks)
 
 
 def test_without_a_decision_a_rank_above_the_load_bound_is_passed_over() -> None:
