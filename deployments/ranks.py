@@ -31,7 +31,9 @@ class ReplicaRanks:
 
     async def start(self) -> None:
         """Catch up with every rank's events, and register each with the router actor."""
-        await asyncio.gather(*(rank.relay.start() for rank in self._ranks))
+        # One by one: the first compiles the keys' kernels, which is not for two threads at once.
+        for rank in self._ranks:
+            await rank.relay.start()
 
     def pick(self, decided: WorkerId | None, pin: Pin | None) -> RankWorker:
         """Who serves a request; see `pick_rank`."""
