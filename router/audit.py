@@ -8,13 +8,14 @@ are still made and compared (shadow predictions), and after a run of right ones 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from typing import Any
 
 from router.config import RouterConfig
 from sightline_types import DecisionId, DegradeReason, WorkerId
 
-__all__ = ["Audit", "AuditCounters", "Difference", "LayoutAudit", "Prediction", "Verdict"]
+__all__ = ["Audit", "AuditCounters", "AuditCounts", "Difference", "LayoutAudit", "Prediction", "Verdict"]
 
 #: Weight of the newest comparison in the drift.
 _DRIFT_GAIN = 0.05
@@ -51,19 +52,17 @@ class Prediction:
         return min(max(reported, self.least), self.most)
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutAudit:
-    """One layout (None: text) on one worker.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditCounts:
+    """What came of the comparisons.
 
     agreed, differed: predicted cached tokens against the engine's. explained: they differ, but blocks
     were evicted or came in between. not_compared: where the comparison says nothing.
     length_agreed, length_differed: prompt lengths of exact views.
     drift_tokens: how far the engine's figure lies outside the prediction, a moving mean of the
     comparable requests, unexplained ones only.
-    distrust: why it earns no credit now; shadow_agreements: right predictions in a row since.
     """
 
-    layout: str | None
     agreed: int = 0
     differed: int = 0
     explained: int = 0
@@ -71,25 +70,31 @@ class LayoutAudit:
     length_agreed: int = 0
     length_differed: int = 0
     drift_tokens: float = 0.0
+
+
+_SUMMED = tuple(count.name for count in fields(AuditCounts) if count.name != "drift_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutAudit(AuditCounts):
+    """One layout (None: text) on one worker.
+
+    distrust: why it earns no credit now; shadow_agreements: right predictions in a row since.
+    """
+
+    layout: str | None
     distrust: DegradeReason | None = None
     shadow_agreements: int = 0
     times_distrusted: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AuditCounters:
-    """One worker's audit: the sums of its layouts', and each of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditCounters(AuditCounts):
+    """One worker's audit: the sums of its layouts' (of the drift the largest), and each of them.
 
     distrusted: fingerprints of the layouts that earn no credit now ("" for text).
     """
 
-    agreed: int = 0
-    differed: int = 0
-    explained: int = 0
-    not_compared: int = 0
-    length_agreed: int = 0
-    length_differed: int = 0
-    drift_tokens: float = 0.0
     distrusted: tuple[str, ...] = ()
     last_difference: Difference | None = None
     last_length_difference: Difference | None = None
@@ -98,35 +103,15 @@ class AuditCounters:
 
 @dataclass(slots=True)
 class _Layout:
-    """`LayoutAudit` while it counts. in_a_row: unexplained differences since the last agreement."""
+    """audit: so far. in_a_row: unexplained differences since the last agreement. is_length_right: of the
+    request compared last."""
 
-    agreed: int = 0
-    differed: int = 0
-    explained: int = 0
-    not_compared: int = 0
-    length_agreed: int = 0
-    length_differed: int = 0
-    drift_tokens: float = 0.0
-    distrust: DegradeReason | None = None
+    audit: LayoutAudit
     in_a_row: int = 0
-    shadow_agreements: int = 0
-    times_distrusted: int = 0
-    is_length_right: bool = True  # of the request compared last
+    is_length_right: bool = True
 
-    def view(self, layout: str | None) -> LayoutAudit:
-        return LayoutAudit(
-            layout,
-            self.agreed,
-            self.differed,
-            self.explained,
-            self.not_compared,
-            self.length_agreed,
-            self.length_differed,
-            round(self.drift_tokens, 3),
-            self.distrust,
-            self.shadow_agreements,
-            self.times_distrusted,
-        )
+    def change(self, **counts: Any) -> None:
+        self.audit = replace(self.audit, **counts)
 
 
 @dataclass(slots=True)
@@ -153,14 +138,10 @@ class Audit:
         known = self._workers.get(worker)
         if known is None:
             return AuditCounters()
-        layouts = tuple(audit.view(layout) for layout, audit in known.layouts.items())
+        layouts = tuple(known_layout.audit for known_layout in known.layouts.values())
+        sums: dict[str, Any] = {name: sum(getattr(audit, name) for audit in layouts) for name in _SUMMED}
         return AuditCounters(
-            agreed=sum(audit.agreed for audit in layouts),
-            differed=sum(audit.differed for audit in layouts),
-            explained=sum(audit.explained for audit in layouts),
-            not_compared=sum(audit.not_compared for audit in layouts),
-            length_agreed=sum(audit.length_agreed for audit in layouts),
-            length_differed=sum(audit.length_differed for audit in layouts),
+            **sums,
             drift_tokens=max((audit.drift_tokens for audit in layouts), default=0.0),
             distrusted=tuple(audit.layout or "" for audit in layouts if audit.distrust is not None),
             last_difference=known.last_difference,
@@ -171,21 +152,21 @@ class Audit:
     def distrust_of(self, worker: WorkerId, layout: str | None) -> DegradeReason | None:
         """Why `layout` earns no credit on `worker`; None where it is trusted."""
         known = self._workers.get(worker)
-        audit = known.layouts.get(layout) if known is not None else None
-        return audit.distrust if audit is not None else None
+        found = known.layouts.get(layout) if known is not None else None
+        return found.audit.distrust if found is not None else None
 
     def compare_length(
         self, worker: WorkerId, layout: str | None, decision_id: DecisionId, predicted: int, reported: int
     ) -> None:
         """Hold the length of an exact view against the engine's; distrust `layout` at once if it differs."""
-        known, audit = self._find(worker, layout)
-        audit.is_length_right = reported == predicted
-        if audit.is_length_right:
-            audit.length_agreed += 1
+        known, found = self._find(worker, layout)
+        found.is_length_right = reported == predicted
+        if found.is_length_right:
+            found.change(length_agreed=found.audit.length_agreed + 1)
             return
-        audit.length_differed += 1
+        found.change(length_differed=found.audit.length_differed + 1)
         known.last_length_difference = Difference(decision_id, predicted, reported)
-        self._distrust(audit, DegradeReason.LENGTH_DISTRUST)
+        self._distrust(found, DegradeReason.LENGTH_DISTRUST)
 
     def compare_cached(
         self,
@@ -200,34 +181,35 @@ class Audit:
 
         is_explained: what changed in the worker's cache in between may account for a difference.
         """
-        known, audit = self._find(worker, layout)
-        off = abs(predicted.nearest(reported) - reported)
+        known, found = self._find(worker, layout)
+        audit, off = found.audit, abs(predicted.nearest(reported) - reported)
         if off and is_explained:
-            audit.explained += 1
+            found.change(explained=audit.explained + 1)
             return Verdict.EXPLAINED
-        audit.drift_tokens += _DRIFT_GAIN * (off - audit.drift_tokens)
+        drift = audit.drift_tokens + _DRIFT_GAIN * (off - audit.drift_tokens)
         if off:
-            audit.differed += 1
+            found.change(differed=audit.differed + 1, drift_tokens=drift)
             known.last_difference = Difference(predicted.decision_id, predicted.nearest(reported), reported)
-            self._differ(audit)
+            self._differ(found)
             return Verdict.DIFFERED
-        audit.agreed += 1
-        self._agree(audit)
+        found.change(agreed=audit.agreed + 1, drift_tokens=drift)
+        self._agree(found)
         return Verdict.AGREED
 
     def skip(self, worker: WorkerId, layout: str | None) -> Verdict:
         """A request that says nothing of the predictions."""
-        self._find(worker, layout)[1].not_compared += 1
+        found = self._find(worker, layout)[1]
+        found.change(not_compared=found.audit.not_compared + 1)
         return Verdict.NOT_COMPARED
 
     def trust(self, worker: WorkerId) -> tuple[str, ...]:
         """An operator's word: every layout of `worker` is believed again. Which were not."""
         known = self._workers.get(worker)
         restored = []
-        for layout, audit in known.layouts.items() if known is not None else ():
-            if audit.distrust is not None:
+        for layout, found in known.layouts.items() if known is not None else ():
+            if found.audit.distrust is not None:
                 restored.append(layout or "")
-                self._restore(audit)
+                self._restore(found)
         return tuple(restored)
 
     def start_over(self, worker: WorkerId) -> None:
@@ -236,10 +218,10 @@ class Audit:
         Distrust of a prompt length stays: it is about the layout, not the view.
         """
         known = self._workers.get(worker)
-        for audit in known.layouts.values() if known is not None else ():
-            audit.in_a_row = 0
-            if audit.distrust is DegradeReason.CACHED_DISTRUST:
-                self._restore(audit)
+        for found in known.layouts.values() if known is not None else ():
+            found.in_a_row = 0
+            if found.audit.distrust is DegradeReason.CACHED_DISTRUST:
+                self._restore(found)
 
     def forget(self, worker: WorkerId) -> None:
         self._workers.pop(worker, None)
@@ -247,32 +229,31 @@ class Audit:
 
     def _find(self, worker: WorkerId, layout: str | None) -> tuple[_Worker, _Layout]:
         known = self._workers.setdefault(worker, _Worker())
-        return known, known.layouts.setdefault(layout, _Layout())
+        return known, known.layouts.setdefault(layout, _Layout(LayoutAudit(layout=layout)))
 
-    def _differ(self, audit: _Layout) -> None:
-        audit.in_a_row += 1
-        if audit.distrust is not None:
-            audit.shadow_agreements = 0
-        elif audit.in_a_row >= self.distrust_after:
-            self._distrust(audit, DegradeReason.CACHED_DISTRUST)
+    def _differ(self, found: _Layout) -> None:
+        found.in_a_row += 1
+        if found.audit.distrust is not None:
+            found.change(shadow_agreements=0)
+        elif found.in_a_row >= self.distrust_after:
+            self._distrust(found, DegradeReason.CACHED_DISTRUST)
 
-    def _agree(self, audit: _Layout) -> None:
-        audit.in_a_row = 0
-        if audit.distrust is None or not audit.is_length_right:
+    def _agree(self, found: _Layout) -> None:
+        found.in_a_row = 0
+        if found.audit.distrust is None or not found.is_length_right:
             return
-        audit.shadow_agreements += 1
-        if audit.shadow_agreements >= self.trust_after:
-            self._restore(audit)
+        found.change(shadow_agreements=found.audit.shadow_agreements + 1)
+        if found.audit.shadow_agreements >= self.trust_after:
+            self._restore(found)
 
-    def _distrust(self, audit: _Layout, reason: DegradeReason) -> None:
-        audit.shadow_agreements = 0
-        if audit.distrust is None:
-            audit.times_distrusted += 1
+    def _distrust(self, found: _Layout, reason: DegradeReason) -> None:
+        audit = found.audit
+        times = audit.times_distrusted + (audit.distrust is None)
+        found.change(distrust=reason, shadow_agreements=0, times_distrusted=times)
         if audit.distrust is not reason:
-            audit.distrust = reason
             self.version += 1
 
-    def _restore(self, audit: _Layout) -> None:
-        audit.distrust = None
-        audit.in_a_row = audit.shadow_agreements = 0
+    def _restore(self, found: _Layout) -> None:
+        found.in_a_row = 0
+        found.change(distrust=None, shadow_agreements=0)
         self.version += 1

@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CANDIDATE", "WORKER", "CandidateRow", "Rows", "WorkerTable"]
+__all__ = ["CANDIDATE", "MAX_TOKENS", "WORKER", "CandidateRow", "Rows", "WorkerTable"]
 
 Rows = npt.NDArray[np.void]
+
+#: The most tokens that a candidate's columns can tell; a query that says more is scored as this many.
+MAX_TOKENS = (1 << 31) - 1
 
 #: By slot. prefill_tokens, encode_tokens, waiting: of booked requests without a first token. requests: all
 #: booked ones. decode_blocks: their distinct blocks. engine_*: the engine's own word. *_ms_per_token: as

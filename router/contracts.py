@@ -61,7 +61,7 @@ def worker_reasons(contract: WorkerContract, audit: AuditCounters) -> tuple[Degr
 def family_statuses(contract: WorkerContract, audit: AuditCounters) -> tuple[FamilyStatus, ...]:
     audits = {layout.layout: layout for layout in audit.layouts}
     return tuple(
-        _family(contract, layout, audits.get(layout.fingerprint, LayoutAudit(layout.fingerprint)))
+        _family(contract, layout, audits.get(layout.fingerprint, LayoutAudit(layout=layout.fingerprint)))
         for layout in contract.layouts
     )
 

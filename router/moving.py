@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from router.candidates import CandidateTable, reasons_of
+from router.columns import MAX_TOKENS
 from router.fleet import Member
 from router.scorer import Scorer
 from sightline_types import Decision, DecisionReason, RouteQuery, WorkerId
@@ -30,7 +31,8 @@ def find_candidate(
     if query is not None and member is not None:
         late = scorer.table(query, np.array([member.slot], dtype=np.intp))
     else:
-        total, media = kept.num_tokens // kept.block_size, int(table.rows["media_total"][0])
+        total = min(kept.num_tokens, MAX_TOKENS) // kept.block_size
+        media = int(table.rows["media_total"][0])
         late = CandidateTable.of_stranger(worker, total, media, kept.block_size)
     return table.joined(late), len(table)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from router.columns import CANDIDATE, Rows
+from router.columns import CANDIDATE, MAX_TOKENS, Rows
 from router.compiling import compiled, records
 from router.cost import Weights, prefill_ms, pressure_ms, wait_ms
 from router.index import CountArray
@@ -63,10 +63,10 @@ def asked(query: RouteQuery, view: KeyedView | None, block_size: int) -> Asked:
     num_keys = len(view.keys) // 8 if view is not None else 0
     prefix = (query.first_media_offset or 0) // block_size
     return Asked(
-        query.num_tokens,
+        min(query.num_tokens, MAX_TOKENS),
         num_keys,
         min(num_keys, prefix),
-        query.media_tokens,
+        min(query.media_tokens, MAX_TOKENS),
         view.media_block_array() if view is not None else _NO_BLOCKS,
         _integers(ends),
         _integers(tokens),

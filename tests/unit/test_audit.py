@@ -29,7 +29,7 @@ ONE = DecisionId("one")
 LAYOUT = LayoutContract("qwen3_vl", "f1", exact=True)
 CONTRACT = WorkerContract("vllm", "0.32.0", 16, KeyScheme.VLLM, "m", 4096, layouts=(LAYOUT,))
 
-DISTRUSTED = AuditCounters(layouts=(LayoutAudit("f1", distrust=DegradeReason.LENGTH_DISTRUST),))
+DISTRUSTED = AuditCounters(layouts=(LayoutAudit(layout="f1", distrust=DegradeReason.LENGTH_DISTRUST),))
 
 
 def decision(decision_id: DecisionId = ONE) -> Decision:

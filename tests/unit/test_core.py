@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from router import ContractRefused, NoWorker, RouterConfig, RouterCore, WorkerLoad
+from router.columns import MAX_TOKENS
 from sightline_types import (
     Decision,
     DecisionId,
@@ -486,6 +487,18 @@ def test_a_worker_without_events_is_never_expected_to_hold_more_than_it_can():
 
 
 # Falling open
+
+
+def test_a_prompt_longer_than_a_receipt_can_tell_is_scored_and_moved_as_the_longest():
+    fleet = Fleet()
+    fleet.join(A, [1])
+    decision = fleet.decide(num_tokens=1 << 45, media_tokens=1 << 45)
+    assert (decision.worker, decision.num_tokens) == (A, 1 << 45)
+    assert decision.chosen.total_blocks == MAX_TOKENS // 16
+    assert decision.chosen.encode_ms > 0
+    fleet.core.rebook(DecisionId("one"), WorkerId("stranger"))
+    kept = fleet.core.receipt(DecisionId("one")).decision
+    assert kept.chosen.total_blocks == MAX_TOKENS // 16
 
 
 def test_a_request_that_fell_open_takes_booking_and_expected_blocks_along():
