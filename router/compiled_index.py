@@ -251,7 +251,9 @@ class CompiledIndex(BlockIndex):
         table = self._tiers.get(tier)
         dropped = table.drop(self._lane_of[slot], keys) if table is not None else 0
         self._unknown_removals += len(keys) - dropped
-        if table is not None and not len(table) and tier != CREDIT_TIER and not self._to_clean:
+        if table is None or tier == CREDIT_TIER or self._to_clean or table.counts.any():
+            return
+        if not len(table):
             self._tiers.pop(tier).release_memory()
 
 

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 #: Share of the allowed cells that is used after a segment was made anew.
-FRESH_FILL = 0.77
+FRESH_FILL = 0.65
 #: Rows are packed when the arena is made anew; so much more room is made.
 ARENA_ROOM = 1.2
 NOTHING = np.empty(0, dtype=np.uint64)
