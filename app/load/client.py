@@ -78,6 +78,7 @@ class _Connection(asyncio.Protocol):
         self.transport.writelines(parts)
 
     def abort(self, failed: str) -> None:
+        self._now = time.perf_counter()
         self._end(failed)
         if self.transport is not None:
             self.transport.abort()
@@ -95,7 +96,10 @@ class _Connection(asyncio.Protocol):
         self._exchange.bytes_in += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except httptools.HttpParserCallbackError:
+            self.abort("protocol")
+            raise  # a fault of this program, not of the server
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.abort("protocol")
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -128,6 +132,8 @@ class _Connection(asyncio.Protocol):
             (exchange.error or exchange.reader).feed(body, self._now)
 
     def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:
+            return  # the answer is still to come
         keeps = self._parser.should_keep_alive()
         self._end("")
         if keeps and self.is_open:
@@ -138,7 +144,7 @@ class _Connection(asyncio.Protocol):
     def _end(self, failed: str) -> None:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            exchange.finish(failed, self._now or time.perf_counter())
+            exchange.finish(failed, self._now)
 
 
 class Client:

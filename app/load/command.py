@@ -70,7 +70,7 @@ def measure(plan: Plan, groups: list[ProcessGroup]) -> Report:
     Raises:
         EndpointError: before anything was measured.
     """
-    before, meters = machine(), []
+    here, meters = machine(), []
     model, rate = _runner(_learn(plan))
     pictures = plan_pictures(plan)
     with _picture_server(plan, pictures) as (address, own_group):
@@ -84,7 +84,9 @@ def measure(plan: Plan, groups: list[ProcessGroup]) -> Report:
         else:
             outcomes = send_from_processes(plan, shares, begin)
         cpu_s = meters[0].seconds() if meters else {}
-    return make_report(plan, model, rate, outcomes, cpu_s, before, versions())
+        watched = {group.name: len(group.pids) for group in [*groups, *own_group]}
+    here["load_average_after"] = machine()["load_average"]
+    return make_report(plan, model, rate, outcomes, cpu_s, watched, here, versions())
 
 
 async def _learn(plan: Plan) -> tuple[str, TokenRate]:

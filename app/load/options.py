@@ -55,10 +55,14 @@ def groups_of(args: argparse.Namespace) -> list[ProcessGroup]:
     for text in args.pid:
         name, numbers = _named("--pid", text)
         pids.setdefault(name, []).extend(_count("--pid", number) for number in numbers.split(","))
-    patterns = dict(_named("--process-match", text) for text in args.process_match)
-    if args.sightline:
-        patterns |= SIGHTLINE_PROCESSES
-    return [*groups_by_pid(pids), *groups_by_match(patterns, args.within)]
+    asked = dict(_named("--process-match", text) for text in args.process_match)
+    patterns = asked | SIGHTLINE_PROCESSES if args.sightline else asked
+    matched = groups_by_match(patterns, args.within)
+    missing = asked.keys() - {group.name for group in matched}
+    if missing or (args.sightline and not matched):
+        where = f" below {args.within}" if args.within is not None else " on this machine"
+        raise UsageError(f"no process{where} matches {', '.join(sorted(missing)) or 'Sightline'}")
+    return [*groups_by_pid(pids), *matched]
 
 
 def _changes(args: argparse.Namespace) -> dict[str, Any]:

@@ -25,7 +25,10 @@ _BUSY_SENDER = 0.7
 
 @dataclass(frozen=True)
 class Report:
-    """cpu_s: processor seconds by group of processes, over the measured part and its drain."""
+    """cpu_s: processor seconds by group of processes, over the measured part and its drain.
+
+    watched: processes of each group, children not counted.
+    """
 
     plan: Plan
     model: str
@@ -35,6 +38,7 @@ class Report:
     began: float
     elapsed_s: float
     cpu_s: dict[str, float]
+    watched: dict[str, int]
     outcomes: Sequence[Outcome]
     machine: dict[str, Any]
     versions: dict[str, str]
@@ -92,6 +96,7 @@ class Report:
             "interrupted": self.is_interrupted,
             "summary": self.summary.described(),
             "cpu_s": self.cpu_s,
+            "watched_processes": self.watched,
             "cpu_ms_per_request": self.cpu_ms_per_request,
             "warnings": self.warnings,
             "server": next((s.server for s in self.samples if s.server), ""),
@@ -117,13 +122,14 @@ class Report:
     def _about(self) -> list[str]:
         plan, machine = self.plan, self.machine
         numbers = ", ".join(f"{k} {v}" for k, v in plan.workload.described().items() if k != "kind")
-        load = ", ".join(str(value) for value in machine["load_average"])
+        load = machine["load_average"][0]
+        after = machine["load_average_after"][0]
         loop = _loop(plan)
         how = ", ".join(f"{k} {v}" for k, v in loop.items() if k != "kind" and v is not None)
         return [
             f"{plan.profile}: {plan.workload.kind.value} ({numbers}), max_tokens {plan.max_tokens}",
             f"{loop['kind']} loop: {how}; {plan.target.url}, model {self.model}, seed {plan.seed}",
-            f"{machine['cpu']}, {machine['cores']} cores, load average before {load}",
+            f"{machine['cpu']}, {machine['cores']} cores, load average {load} before, {after} after",
         ]
 
     def _latencies(self) -> list[str]:
@@ -162,7 +168,9 @@ class Report:
         lines = [f"{'processor time':22}{'ms/request':>12}{'of a core':>12}"]
         for name, seconds in self.cpu_s.items():
             share = seconds / self.elapsed_s if self.elapsed_s else 0.0
-            lines.append(f"{name:22}{each.get(name, 0.0):12.3f}{share:12.0%}")
+            count = self.watched.get(name, 1)
+            label = name if count == 1 else f"{name} ({count})"
+            lines.append(f"{label:22}{each.get(name, 0.0):12.3f}{share:12.0%}")
         return lines
 
 
@@ -172,6 +180,7 @@ def make_report(
     rate: TokenRate,
     outcomes: Sequence[Outcome],
     cpu_s: dict[str, float],
+    watched: dict[str, int],
     machine: dict[str, Any],
     versions: dict[str, str],
 ) -> Report:
@@ -186,7 +195,9 @@ def make_report(
         window = plan.limit.duration_s if plan.limit.requests is None else min(elapsed, plan.limit.duration_s)
     cpu = {**cpu_s, "client": sum(outcome.cpu_s for outcome in outcomes)}
     summary = summarize(samples, began, window)
-    return Report(plan, model, rate, summary, samples, began, elapsed, cpu, outcomes, machine, versions)
+    return Report(
+        plan, model, rate, summary, samples, began, elapsed, cpu, watched, outcomes, machine, versions
+    )
 
 
 def _loop(plan: Plan) -> dict[str, Any]:

@@ -112,11 +112,13 @@ class Session:
         gc.freeze()  # the prepared bodies are many: a collection among them would be seen in the figures
         began, cpu = time.perf_counter(), own_cpu_s()
         runner = await self._run(limit, self._share.loop(loop) if loop is not None else None)
+        ended, cpu = time.perf_counter(), own_cpu_s() - cpu
+        gc.unfreeze()
         return Outcome(
             samples=runner.samples,
             began=began,
-            ended=time.perf_counter(),
-            cpu_s=own_cpu_s() - cpu,
+            ended=ended,
+            cpu_s=cpu,
             unsent=runner.unsent,
             unprepared=self._source.unprepared - made,
             warmup_failed=self._warmup_failed,

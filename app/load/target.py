@@ -31,6 +31,7 @@ class Target:
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
+            (parts.hostname or "").encode("idna")
         except ValueError as error:
             raise UsageError(f"--url {url}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:

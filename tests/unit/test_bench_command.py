@@ -211,6 +211,7 @@ def test_an_endpoint_without_a_model_says_so(capsys):
     [
         (["--profile", "16k"], "choose from 32, 8k, data64"),
         (["--url", "ftp://x"], "give an address"),
+        (["--url", "http://a..b"], "http://a..b"),
         (["--requests", "0"], "at least 1"),
         (["--rate", "-1"], "above 0"),
         (["--repeat", "none"], "a number from 1"),
@@ -218,6 +219,7 @@ def test_an_endpoint_without_a_model_says_so(capsys):
         (["--body", "[1]"], "give an object"),
         (["--pid", "router=99999999"], "no such process"),
         (["--process-match", "router=("], "--process-match router=("),
+        (["--process-match", "router=no such process$"], "no process on this machine matches router"),
         (["--within", "99999999", "--sightline"], "no such process"),
         (["--header", "nothing"], "name: value"),
         (["--processes", "9", "-c", "4"], "more than --concurrency"),
