@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tiny_model(commands)
     _add_layout(commands)
     _add_bench(commands)
+    _add_fit_profile(commands)
     return parser
 
 
@@ -143,6 +144,20 @@ def _add_bench(commands: Any) -> None:
     command.set_defaults(run=_run_bench)
 
 
+def _add_fit_profile(commands: Any) -> None:
+    from app.fit_command import add_arguments
+
+    command = commands.add_parser(
+        "fit-profile",
+        help="fit a profile of the simulated engine to a measured endpoint",
+        description="Reads what `bench --rows` wrote about a real endpoint and prints the profile that comes "
+        "closest, as YAML for `simulation.profile`. docs/simulation_profiles.md says what to measure. Exit "
+        "status 1 when the rows do not settle it.",
+    )
+    add_arguments(command)
+    command.set_defaults(run=_run_fit_profile)
+
+
 def _run_config(args: argparse.Namespace) -> int:
     from app.reference import reference
     from app.serve_file import read_serve_file
@@ -192,6 +207,12 @@ def _run_layout(args: argparse.Namespace) -> int:
 
 def _run_bench(args: argparse.Namespace) -> int:
     from app.load.command import run
+
+    return run(args)
+
+
+def _run_fit_profile(args: argparse.Namespace) -> int:
+    from app.fit_command import run
 
     return run(args)
 

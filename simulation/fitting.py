@@ -75,6 +75,9 @@ _COLUMNS: dict[Kind, Callable[[StepWork], tuple[int, int, int]]] = {
     "encode": lambda work: (1, work.encoder_tokens, work.encoder_squares),
 }
 
+#: What explains times that all belong to one size: tokens cost, steps that decode cost as steps.
+_PREFERRED: dict[Kind, tuple[int, ...]] = {"prefill": (1, 0, 2), "decode": (0, 1, 2), "encode": (1, 0, 2)}
+
 
 def fit(measurements: Iterable[Measurement], *, name: str = "fitted", source: str = "") -> Fit:
     """The profile that comes closest. A sort of row that is missing leaves its times at 0.
@@ -102,20 +105,21 @@ def _fit_kind(kind: Kind, rows: Sequence[Measurement]) -> tuple[list[float], flo
     if times.min() <= 0:
         raise FitError(f"a {kind} row of {times.min()} ms: times are above 0")
     table = np.array([_COLUMNS[kind](row.work) for row in rows], dtype=float) / times[:, None]
-    coefficients = _non_negative(table)
+    coefficients = _non_negative(table, _PREFERRED[kind])
     return coefficients.tolist(), float(np.abs(table @ coefficients - 1).mean())
 
 
-def _non_negative(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _non_negative(table: npt.NDArray[np.float64], preferred: tuple[int, ...]) -> npt.NDArray[np.float64]:
     """x >= 0 with the least |table x - 1|: of all sets of columns the best whose own solution is >= 0.
 
+    preferred: the order in which columns are tried; of equally good sets the first and smallest wins.
     Exact, as one of the sets is the true solution's support; there are 7 sets of three columns.
     """
     scale = np.abs(table).max(axis=0)
     scaled = table / np.where(scale > 0, scale, 1.0)
     best, least = np.zeros(table.shape[1]), np.inf
     for size in range(1, table.shape[1] + 1):
-        for columns in itertools.combinations(range(table.shape[1]), size):
+        for columns in itertools.combinations(preferred, size):
             part, *_ = np.linalg.lstsq(scaled[:, columns], np.ones(len(table)), rcond=None)
             left = float(np.square(scaled[:, columns] @ part - 1).sum())
             if part.min() >= 0 and left < least - 1e-12:
