@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import xxhash
 
+from sightline_types import MediaId, MediaSpan
 from simulation import (
-    Cleared,
     EngineSpec,
-    Event,
     Profile,
     Removed,
     SimulatedEngine,
@@ -23,6 +22,7 @@ from simulation import (
     Step,
     Stored,
 )
+from simulation.wire import BlockContent, encode_batch
 
 
 @dataclass(slots=True)
@@ -72,11 +72,12 @@ def simulated(name: str, described: dict[str, Any], spec: EngineSpec) -> Simulat
 
 
 def replay(sizes: dict[str, int], recording: dict[str, Any]) -> Agreement:
-    """Every step's events in their order, outputs, scheduled tokens and load; AssertionError at the first
-    difference."""
+    """Every step's events as published, field for field and in their order, its outputs, scheduled tokens,
+    encoded pictures and load; AssertionError at the first difference."""
     spec = engine_spec(sizes, async_scheduling=recording["form"] == "async")
     engine = SimulatedEngine(spec, Profile())
     agreement = Agreement(requests=len(recording["requests"]))
+    contents = {name: _content(described) for name, described in recording["requests"].items()}
     answered: set[str] = set()
     held: Counter[int] = Counter()
     for number, (what, detail) in enumerate(recording["operations"]):
@@ -89,7 +90,7 @@ def replay(sizes: dict[str, int], recording: dict[str, Any]) -> Agreement:
         else:
             step = engine.step()
             assert step is not None, number
-            _compare(number, step, detail, answered)
+            _compare(number, step, detail, contents, spec.block_size, answered)
             _compare_load(number, engine, detail)
             _count(agreement, step, detail, held)
     assert engine.step() is None
@@ -98,9 +99,24 @@ def replay(sizes: dict[str, int], recording: dict[str, Any]) -> Agreement:
     return agreement
 
 
-def _compare(number: int, step: Step, real: dict[str, Any], answered: set[str]) -> None:
-    ours = [event for each in step.events for event in _as_recorded(each)]
-    assert ours == [event[:3] for event in real["events"]], (number, ours, real["events"])
+def _content(described: dict[str, Any]) -> BlockContent:
+    spans = tuple(
+        MediaSpan(offset, length, MediaId.from_engine(identifier))
+        for offset, length, identifier, _ in described["media"]
+    )
+    return BlockContent(np.array(described["tokens"], dtype=np.int64), spans, described["salt"])
+
+
+def _compare(
+    number: int,
+    step: Step,
+    real: dict[str, Any],
+    contents: dict[str, BlockContent],
+    block_size: int,
+    answered: set[str],
+) -> None:
+    ours = msgspec.msgpack.decode(encode_batch(0.0, step.events, contents, block_size))[1]
+    assert ours == real["events"], (number, ours, real["events"])
     assert step.num_scheduled_tokens == sum(real["tokens"].values()), number
     outputs = [[o.request_id, o.new_tokens, o.is_finished] for o in step.outputs]
     assert outputs == [output[:3] for output in real["outputs"]], (number, outputs, real["outputs"])
@@ -109,16 +125,6 @@ def _compare(number: int, step: Step, real: dict[str, Any], answered: set[str]) 
         if output.is_first:
             assert output.cached_tokens == cached, (number, name, output.cached_tokens, cached)
         answered.add(name)
-
-
-def _as_recorded(event: Event) -> Iterator[list[Any]]:
-    if isinstance(event, Stored):
-        yield ["BlockStored", event.keys.tolist(), event.parent]
-    elif isinstance(event, Removed):
-        yield from (["BlockRemoved", [key]] for key in event.keys)
-    else:
-        assert isinstance(event, Cleared)
-        yield ["AllBlocksCleared"]
 
 
 def _compare_load(number: int, engine: SimulatedEngine, real: dict[str, Any]) -> None:

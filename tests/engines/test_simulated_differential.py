@@ -2,9 +2,9 @@
 
 Random requests with pictures, shared beginnings, repeats, conversations that go on from an answer, aborts and
 clearings, on a cache and an encoder cache that are too small for them. Each step of the simulated engine must
-publish the events, give the outputs, schedule the tokens and encode the pictures that the same step of the
-real engine did. What is told to both is when requests arrive, between which steps; keys are the real
-engine's block hashes.
+publish the events (field for field), give the outputs, schedule the tokens and encode the pictures that the
+same step of the real engine did. What is told to both is between which steps requests arrive; keys are the
+real engine's block hashes.
 """
 
 from __future__ import annotations
