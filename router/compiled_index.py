@@ -1,4 +1,4 @@
-"""The block index in compiled tables: some 25 bytes a block, and no Python object for any.
+"""The block index in compiled tables: some 30 bytes a block, and no Python object for any.
 
 A table per tier (KV cache group and medium) maps a key to the lanes that hold it. A worker has a slot for
 its life and a lane for the life of its table: a new table gets a new lane, and the old one is taken out of

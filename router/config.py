@@ -158,7 +158,7 @@ class RouterConfig(BaseModel):
     index_memory_bytes: int = Field(
         4 << 30,
         ge=0,
-        description="Bytes that the tables of resident blocks may take in the router actor, some 30 for each "
+        description="Bytes that the tables of resident blocks may take in the router actor, some 35 for each "
         "block of each worker; 0 is unlimited. Blocks beyond it earn no credit (`index_full` in the log, "
         "`refused_stores` in the stats).",
     )
