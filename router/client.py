@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import pickle
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from router.actor import Refusal, StalePool, Undecided
+from router.actor import Outcome, Refusal, StalePool, Undecided
 from router.core import PoolView
 from sightline_types import Decision, DecisionId, DegradeReason, RouteQuery, WorkerId
 
@@ -34,6 +35,9 @@ log = logging.getLogger("sightline.router")
 REFRESH_PERIOD_S = 3.0
 #: Between two tries while there is no actor.
 RETRY_PERIOD_S = 0.25
+#: Calls under way at most, so that the actor decides while its last answers are handed out; and how many
+#: requests one of them takes, so that many waiting ones are not a single call.
+CALLS, REQUESTS_A_CALL = 2, 32
 #: How often a request is decided anew because the pool changed under it.
 ROUNDS = 3
 
@@ -151,7 +155,7 @@ def _get_actor(address: ActorAddress) -> ActorHandle[Any]:
 @dataclass(slots=True, eq=False)
 class _Waiting:
     query: RouteQuery
-    answer: asyncio.Future[Decision | Undecided | StalePool | Refusal]
+    answer: asyncio.Future[Outcome]
 
 
 class RouterClient:
@@ -164,7 +168,7 @@ class RouterClient:
         self._link = link
         self._budget_s = budget_s
         self._waiting: list[_Waiting] = []
-        self._sender: asyncio.Task[None] | None = None
+        self._senders = 0
         self._pool: PoolView | None = None
         self._pool_lock = asyncio.Lock()
         self._lease_s = lease_s
@@ -207,45 +211,62 @@ class RouterClient:
             await self._link.call("cancel", [outcome.decision_id])
         return Undecided(DegradeReason.CONTRACT_MISSING)
 
-    async def _ask(self, query: RouteQuery, deadline: float) -> Decision | Undecided | StalePool | Refusal:
+    async def _ask(self, query: RouteQuery, deadline: float) -> Outcome:
         waiting = _Waiting(query, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
-        if self._sender is None or self._sender.done():
-            self._sender = spawn(self._send())
+        if self._senders < CALLS:
+            self._senders += 1
+            self._background(self._send())
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                return await asyncio.shield(waiting.answer)
+                return await waiting.answer
         except (TimeoutError, asyncio.CancelledError):
-            self._abandon(waiting)
+            self._give_up(waiting)
             raise
 
-    def _abandon(self, waiting: _Waiting) -> None:
-        """Nobody waits for this answer any more: take it back, now or when it comes."""
+    def _give_up(self, waiting: _Waiting) -> None:
+        """Nobody waits for this answer any more; one that came in the same moment is taken back."""
         if waiting in self._waiting:
             self._waiting.remove(waiting)
-        waiting.answer.add_done_callback(self._cancel_late)
-
-    def _cancel_late(self, answer: asyncio.Future[Decision | Undecided | StalePool | Refusal]) -> None:
-        if answer.cancelled() or answer.exception() is not None:
-            return
-        outcome = answer.result()
-        if isinstance(outcome, Decision):
-            self.cancel(outcome.decision_id)
+        answer = waiting.answer
+        if not answer.cancel() and not answer.cancelled() and answer.exception() is None:
+            self._take_back(answer.result())
 
     async def _send(self) -> None:
-        """One call in flight; what arrives meanwhile goes with the next."""
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            try:
-                answers = await self._link.call("decide_many", [w.query for w in batch])
-            except RouterUnreachable as error:
-                for waiting in batch:
+        """One call after the other; what arrives meanwhile goes with the next."""
+        try:
+            while self._waiting:
+                batch = [w for w in self._waiting[:REQUESTS_A_CALL] if not w.answer.done()]
+                del self._waiting[:REQUESTS_A_CALL]
+                if batch:
+                    await self._call(batch)
+        finally:
+            # Before this task ends: who asks in between must not count on it.
+            self._senders -= 1
+
+    async def _call(self, batch: list[_Waiting]) -> None:
+        try:
+            queries = pickle.dumps([waiting.query for waiting in batch], pickle.HIGHEST_PROTOCOL)
+            answers = pickle.loads(await self._link.call("decide_packed", queries))
+        except RouterUnreachable as error:
+            for waiting in batch:
+                if not waiting.answer.done():
                     waiting.answer.set_exception(error)
-                    # The asker may have gone: an exception that nobody takes is not an error here.
+                    # The asker may be going: an exception that nobody takes is not an error here.
                     waiting.answer.exception()
-                continue
-            for waiting, answer in zip(batch, answers, strict=True):
-                waiting.answer.set_result(answer)
+            return
+        for waiting, answer in zip(batch, answers, strict=True):
+            self._hand_out(waiting, answer)
+
+    def _hand_out(self, waiting: _Waiting, outcome: Outcome) -> None:
+        if waiting.answer.done():
+            self._take_back(outcome)
+        else:
+            waiting.answer.set_result(outcome)
+
+    def _take_back(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Decision):
+            self.cancel(outcome.decision_id)
 
     @property
     def known_pool(self) -> PoolView | None:
@@ -270,15 +291,15 @@ class RouterClient:
 
     def cancel(self, decision_id: DecisionId) -> None:
         """Undo a decision, in the background."""
-        self._background(self._link.call("cancel", [decision_id]))
+        self._background(_quietly(self._link.call("cancel", [decision_id])))
 
     def rebook(self, decision_id: DecisionId, worker: WorkerId) -> None:
         """Tell the actor who really serves, in the background."""
-        self._background(self._link.call("rebook", decision_id, worker))
+        self._background(_quietly(self._link.call("rebook", decision_id, worker)))
 
     def forget_replica(self, replica: str) -> None:
         """Tell the actor that a replica died, in the background."""
-        self._background(self._link.call("forget_replica", replica))
+        self._background(_quietly(self._link.call("forget_replica", replica)))
 
     def hold(self, decision_id: DecisionId) -> None:
         """Renew a booking while no replica has taken the request; it ends with `let_go`, and with us."""
@@ -297,8 +318,8 @@ class RouterClient:
             if self._held:
                 await _quietly(self._link.call("renew", list(self._held)))
 
-    def _background(self, call: Coroutine[Any, Any, Any]) -> None:
-        task = spawn(_quietly(call))
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = spawn(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
