@@ -19,6 +19,7 @@ from deployments.protocol import EngineRequest, Sampling
 from deployments.queries import cache_salt, route_query, tie_key
 from deployments.rendered import RenderRequest
 from deployments.shipment import MediaShipper, Shipment
+from deployments.stages import Stage, StageTimes
 from deployments.transport import EngineCalls
 from processors import Fetcher, PromptBuilder, RequestError, media_param
 from router.actor import Refusal, Undecided
@@ -98,6 +99,7 @@ class ChatService:
         live: LiveReplicas,
         degraded: DegradedRequests | None = None,
         layouts: LayoutSource | None = None,
+        stages: StageTimes | None = None,
     ) -> None:
         self._config = config
         self._prompts = prompts
@@ -107,6 +109,7 @@ class ChatService:
         self._live = live
         self._degraded = degraded
         self._layouts = layouts or LayoutSource(config.layout_mode, config.served_model_name)
+        self._stages = stages or StageTimes()
         self.max_model_len: int | None = None
 
     async def start(
@@ -122,7 +125,9 @@ class ChatService:
         """
         sampling = request.sampling()  # what is wrong with it is said before anything is fetched or booked
         alone = self._only_worker(hints)
+        watch = self._stages.begin()
         prompt = await self._prepare(request, tenant, size_wait_ms=0 if alone is not None else None)
+        watch.note(Stage.PROMPT)
         self._check_length(prompt, request)
         salt = cache_salt(request.cache_salt, tenant, self._config.tenant_secret)
         # Before the decision: a hanging origin holds no booking, and the decision is fresh when it is used.
@@ -130,6 +135,7 @@ class ChatService:
         prompt = shipment.prompt  # with what the files say, where an address had said less
         self._check_length(prompt, request)
         prompt, shipment = await self._foresee(prompt, shipment, request)
+        watch.note(Stage.MEDIA)
         asked = _Asked(request, sampling, prompt, salt, shipment, tenant, hints)
         return await self._dispatch(asked, alone)
 
@@ -193,18 +199,22 @@ class ChatService:
         failures = 0
         while failures < TRIES:
             decision_id = DecisionId(secrets.token_hex(8))
+            watch = self._stages.begin()
             if alone is not None and not excluded:
                 call = self._call_alone(decision_id, asked, alone)
             else:
                 outcome = await self._decide(decision_id, asked, asked.prompt, excluded)
                 call = EngineCall(decision_id, outcome, self._client)
+                watch.note(Stage.DECIDE)
             try:
-                return await call.begin(
+                reply = await call.begin(
                     self._engine,
                     asked.engine_request(decision_id, call.decided),
                     asked.shipment.payload,
                     call.pin(tie_key(asked.prompt), excluded),
                 )
+                watch.note(Stage.FIRST_TOKEN)
+                return reply
             except NothingProduced as failure:
                 await call.close()
                 failures += 1
@@ -266,8 +276,10 @@ class ChatService:
         keyed: dict[KeySpec, KeyedView] = {}
 
         def build(pool: PoolView) -> RouteQuery:
+            watch = self._stages.begin()
             for spec in pool.specs - keyed.keys():
                 keyed[spec] = block_keys(prompt.view, spec, salt=asked.salt or "")
+            watch.note(Stage.KEYS)
             query = route_query(
                 decision_id,
                 prompt,

@@ -24,6 +24,7 @@ class EngineConfig:
     block_size, gpu_memory_utilization, max_model_len: None leaves it to the engine.
     engine_args: under the engine's own names; they win over everything else here.
     coalesce_ms: how long deltas after the first token are gathered before they are sent.
+    start_hold_ms: how long the word that a replica has a request waits for its first token, to go with it.
     has_renderer: prompts may be foreseen by a `Renderer` of the same engine and arguments.
     simulation: of the simulated engine only.
     """
@@ -41,6 +42,7 @@ class EngineConfig:
     engine_args: dict[str, Any] = field(default_factory=dict)
     kv_events_port_base: int | None = None
     coalesce_ms: float = 5.0
+    start_hold_ms: float = 10.0
     has_renderer: bool = False
     media: MediaConfig = field(default_factory=MediaConfig)
     video: VideoConfig = field(default_factory=VideoConfig)

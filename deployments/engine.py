@@ -14,6 +14,7 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.batches import pack_messages, together
 from deployments.config import EngineConfig
 from deployments.engines import EngineGone, EngineRank, media_source, start_engine
 from deployments.engines.reaper import start_reaper
@@ -103,6 +104,17 @@ class Engine:
 
     async def generate(
         self, request: EngineRequest, payload: Payload, pin: Pin | None = None
+    ) -> AsyncGenerator[bytes]:
+        """Serve one request: its messages, in the packed form in which they travel."""
+        async with contextlib.aclosing(self._serve(request, payload, pin)) as messages:
+            pause_s = self._config.coalesce_ms / 1000
+            batches = together(messages, hold_s=self._config.start_hold_ms / 1000, pause_s=pause_s)
+            async with contextlib.aclosing(batches):
+                async for batch in batches:
+                    yield pack_messages(batch)
+
+    async def _serve(
+        self, request: EngineRequest, payload: Payload, pin: Pin | None
     ) -> AsyncGenerator[EngineMessage]:
         """Serve one request: `Started`, then deltas, then `Finished` or `Failed`.
 
@@ -142,7 +154,7 @@ class Engine:
             self._surprised.discard(request.decision_id)
 
     async def _messages(self, request: EngineRequest, payload: Payload) -> AsyncGenerator[EngineMessage]:
-        """The engine's messages; after the first delta they are gathered for a few milliseconds each."""
+        """The engine's messages; those of a request whose media cannot be decoded are one, a refusal."""
         try:
             media = await self._media.decode(request.media, payload)
             if not self._uuids.note(request.media, payload):
@@ -150,14 +162,10 @@ class Engine:
         except RequestError as error:
             yield Failed(str(error), error.status, error.param, error.code)
             return
-        pause = self._config.coalesce_ms / 1000
         # Closing this iterator makes vLLM abort the request: a client that goes away frees its work.
         async with contextlib.aclosing(self._engine.generate(request, media)) as messages:
             async for message in messages:
                 yield message
-                if isinstance(message, Delta):
-                    # The engine's collector merges what arrives while nobody asks.
-                    await asyncio.sleep(pause)
 
     def _end(
         self, request: EngineRequest, finished: Finished | None, first_token_ms: float | None

@@ -12,6 +12,7 @@ from typing import Any
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
+from deployments.batches import unpack_messages
 from deployments.protocol import (
     Delta,
     EngineMessage,
@@ -70,11 +71,21 @@ class Receipt:
 
 @dataclass(slots=True)
 class Reply:
-    """A request that an engine has begun to answer: `receipt` is final, `messages` are still to come."""
+    """A request that an engine has begun to answer: `receipt` is final, the messages are still to come.
+
+    batches: those that came together at once.
+    """
 
     receipt: Receipt
-    messages: AsyncIterator[Delta | Finished]
+    batches: AsyncIterator[tuple[Delta | Finished, ...]]
     close: Callable[[], Awaitable[None]]
+
+    @property
+    async def messages(self) -> AsyncIterator[Delta | Finished]:
+        """One by one; instead of `batches`."""
+        async for batch in self.batches:
+            for message in batch:
+                yield message
 
 
 class NothingProduced(Exception):
@@ -116,6 +127,7 @@ class EngineCall:
         self._worker: WorkerId | None = None
         self._pending: asyncio.Task[Decision | Undecided] | None = None
         self._outcome: Decision | Undecided | None = None
+        self._ready: list[EngineMessage] = []
         if isinstance(outcome, asyncio.Task):
             self._pending = outcome
             outcome.add_done_callback(self._settle)
@@ -179,8 +191,10 @@ class EngineCall:
 
     async def _next(self) -> EngineMessage:
         """The next message before the first delta was seen: a death here may be made good elsewhere."""
+        if self._ready:
+            return self._ready.pop(0)
         try:
-            message: EngineMessage = await anext(self._stream)
+            self._ready = unpack_messages(await anext(self._stream))
         except RayActorError as error:
             lost = self._forget_lost()
             raise NothingProduced(f"the replica died: {type(error).__name__}", lost) from error
@@ -190,24 +204,42 @@ class EngineCall:
             raise NothingProduced("the replica sent nothing", self._worker or self.decided) from None
         except RayTaskError as error:
             raise _server_error(error) from error
-        return message
+        return self._ready.pop(0)
 
-    async def _rest(self, first: Delta | Finished) -> AsyncIterator[Delta | Finished]:
-        yield first
-        if isinstance(first, Finished):
-            return
+    async def _rest(self, first: Delta | Finished) -> AsyncIterator[tuple[Delta | Finished, ...]]:
+        batch: list[EngineMessage] = [first, *self._ready]
+        while batch:
+            answer = tuple(message for message in batch if isinstance(message, Delta | Finished))
+            is_over = isinstance(batch[-1], Finished)
+            if is_over:
+                await self._drain()
+            if answer:
+                yield answer
+            if isinstance(batch[-1], Failed):
+                raise _as_error(batch[-1])
+            if is_over:
+                return
+            batch = await self._more()
+
+    async def _more(self) -> list[EngineMessage]:
+        """The next batch; empty where the stream ends."""
         try:
-            async for message in self._stream:
-                if isinstance(message, Failed):
-                    raise _as_error(message)
-                assert isinstance(message, Delta | Finished), message
-                yield message
+            async for packed in self._stream:
+                return unpack_messages(packed)
         except RayActorError as error:
             self._forget_lost()
             message = "the engine replica died while it streamed this answer; send the request again"
             raise EngineFailed(message) from error
         except RayTaskError as error:
             raise _server_error(error) from error
+        return []
+
+    async def _drain(self) -> None:
+        """To the stream's end, so that `close` has nothing to cancel. Whatever still goes wrong there, the
+        answer is whole."""
+        with contextlib.suppress(RayActorError, RayTaskError):
+            async for _ in self._stream:
+                pass
 
     def _forget_lost(self) -> WorkerId | None:
         """The router should not wait for the silence of a dead replica's workers. One that lives after all

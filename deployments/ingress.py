@@ -16,23 +16,25 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from ray import serve
-from ray.exceptions import RayError, TaskCancelledError
+from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.chat import ChatService, PoolFull
 from deployments.config import IngressConfig
 from deployments.degraded import DegradedRequests
 from deployments.engine_call import EngineFailed, Reply
+from deployments.event_stream import DONE, EventStream
 from deployments.hints import read_hints
 from deployments.layout_source import LayoutSource
 from deployments.openai_api import ChatRequest, ChatResponse, parse_chat_request, quoted
-from deployments.protocol import Delta, Finished
+from deployments.protocol import Finished
 from deployments.router import finder
+from deployments.stages import Stage, StageTimes
 from processors import Fetcher, ModelFiles, PromptBuilder, RequestError
 from router import keys
 from router.client import ActorLink, RouterClient, spawn
@@ -45,6 +47,7 @@ log = logging.getLogger("sightline.deployments")
 
 PROCESSOR_THREADS = 2
 POOL_POLL_S = 1.0
+CHAT_PATH = "/v1/chat/completions"
 
 ingress_api = FastAPI(title="Sightline", docs_url=None, redoc_url=None)
 
@@ -95,8 +98,9 @@ class Ingress:
             renderer,
             timeout_s=config.renderer_timeout_ms / 1000,
         )
+        self._stages = stages = StageTimes()
         self._service = ChatService(
-            config, self._prompts, fetcher, self._client, engine, live, self._degraded, self._layouts
+            config, self._prompts, fetcher, self._client, engine, live, self._degraded, self._layouts, stages
         )
         self._pool_poll = spawn(self._learn_limits())
 
@@ -134,10 +138,11 @@ class Ingress:
         parsed = parse_chat_request(request | {"stream": True})
         reply, response = await self._begin(parsed, headers=hints)
         first: dict[str, Any] = {"sightline": reply.receipt.headers}
-        async with contextlib.aclosing(self._chunks(parsed, reply, response)) as chunks:
-            async for chunk in chunks:
-                yield chunk | first
-                first = {}
+        async with contextlib.aclosing(self._chunks(parsed, reply, response)) as batches:
+            async for chunks in batches:
+                for chunk in chunks:
+                    yield chunk | first
+                    first = {}
 
     async def _begin(
         self, request: ChatRequest, tenant: str | None = None, headers: Mapping[str, str] | None = None
@@ -173,45 +178,54 @@ class Ingress:
 
     async def _chunks(
         self, request: ChatRequest, reply: Reply, response: ChatResponse
-    ) -> AsyncGenerator[dict[str, Any]]:
+    ) -> AsyncGenerator[list[dict[str, Any]]]:
+        """OpenAI's chunks; those that are ready together, at once."""
+        chunks = [response.role_chunk()]
+        watch = self._stages.begin()
         try:
-            yield response.role_chunk()
-            async for message in reply.messages:
-                if isinstance(message, Delta):
-                    yield response.delta_chunk(message)
-                else:
-                    yield response.final_chunk(message)
-                    if request.includes_usage:
-                        yield response.usage_chunk(message)
+            async for batch in reply.batches:
+                for message in batch:
+                    chunks += response.chunks(message, includes_usage=request.includes_usage)
+                yield chunks
+                chunks = []
+            watch.note(Stage.STREAM)
         finally:
             await reply.close()
 
     # HTTP
 
-    @ingress_api.post("/v1/chat/completions")
-    async def chat_completions(self, request: Request) -> Response:
+    @ingress_api.post(CHAT_PATH, response_model=None)
+    async def chat_completions(self, request: Request) -> Response | EventStream:
+        """Reached by way of `ChatRoute`; the route itself is here to be listed."""
+        watch = self._stages.begin()
         body = await read_json(request, self._config.body_limit_bytes)
         parsed = parse_chat_request(body)
+        watch.note(Stage.PARSE)
         tenant = None
         if self._config.tenant_header is not None:
             tenant = request.headers.get(self._config.tenant_header)
         reply, response = await self._begin(parsed, tenant, request.headers)
         headers = reply.receipt.headers
         if parsed.stream:
-            return _EventStream(self._events(parsed, reply, response), reply)
-        return JSONResponse(await self._collect(reply, response), headers=headers)
+            return EventStream(self._events(parsed, reply, response), reply)
+        answer = msgspec.json.encode(await self._collect(reply, response))
+        return Response(answer, headers=headers, media_type="application/json")
 
     async def _events(
         self, request: ChatRequest, reply: Reply, response: ChatResponse
     ) -> AsyncGenerator[bytes]:
         """Server-sent events. After the headers an error can only be an event of its own."""
         try:
-            async with contextlib.aclosing(self._chunks(request, reply, response)) as chunks:
-                async for chunk in chunks:
-                    yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+            async with contextlib.aclosing(self._chunks(request, reply, response)) as batches:
+                async for chunks in batches:
+                    events = b"".join(map(_event, chunks))
+                    if response.is_finished:
+                        yield events + DONE
+                        return
+                    yield events
+            yield DONE
         except RequestError as error:
-            yield b"data: " + msgspec.json.encode(error.body()) + b"\n\n"
-        yield b"data: [DONE]\n\n"
+            yield _event(error.body()) + DONE
 
     @ingress_api.get("/v1/models")
     async def models(self) -> dict[str, Any]:
@@ -268,6 +282,7 @@ class Ingress:
                     "token_cache_here": self._prompts.token_cache_stats,
                     "renderer_here": self._layouts.costs,
                     "fetches_here": self._fetcher.counts,
+                    "stages_here": self._stages.means,
                 }
             )
         )
@@ -308,21 +323,37 @@ class Ingress:
             self._executor.shutdown(wait=False)
 
 
-class _EventStream(StreamingResponse):
-    """Ends the engine's work even where the client left before the first event was asked for: an
-    iterator that never began has no `finally` to run."""
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
-    def __init__(self, events: AsyncGenerator[bytes], reply: Reply) -> None:
-        super().__init__(events, media_type="text/event-stream", headers=reply.receipt.headers)
-        self._reply = reply
+
+class ChatRoute:
+    """ASGI middleware: chat completions past FastAPI's routing, which takes as much CPU as checking a
+    request and making its prompt."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) != CHAT_PATH:
+            await self._app(scope, receive, send)
+            return
+        ingress: Ingress = serve.get_replica_context().servable_object
+        request = Request(scope, receive)
+        response: ASGIApp
         try:
-            # Serve (2.60) tells of a client that left by this exception, too.
-            with contextlib.suppress(TaskCancelledError):
-                await super().__call__(scope, receive, send)
-        finally:
-            await self._reply.close()
+            response = await ingress.chat_completions(request)
+        except RequestError as error:
+            response = await _request_error(request, error)
+        await response(scope, receive, send)
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+ingress_api.add_middleware(ChatRoute)
 
 
 @ingress_api.exception_handler(RequestError)
@@ -378,16 +409,18 @@ async def read_json(request: Request, limit: int) -> Any:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(int(declared), limit)
-    body = bytearray()
+    chunks: list[bytes] = []
+    length = 0
     try:
         async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise _too_large(len(body), limit)
+            chunks.append(chunk)
+            length += len(chunk)
+            if length > limit:
+                raise _too_large(length, limit)
     except ClientDisconnect:
         raise RequestError("the client left before its request was whole", code="client_left") from None
     try:
-        return msgspec.json.decode(body)
+        return msgspec.json.decode(b"".join(chunks))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the request body is not valid JSON: {error}", code="invalid_json") from None
 

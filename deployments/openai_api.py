@@ -204,7 +204,10 @@ def _kind(value: object) -> str:
 
 @dataclass(slots=True)
 class ChatResponse:
-    """One response under way: makes OpenAI's objects out of the engine's messages."""
+    """One response under way: makes OpenAI's objects out of the engine's messages.
+
+    is_finished: the engine's last message has become chunks.
+    """
 
     response_id: str
     model: str
@@ -214,6 +217,7 @@ class ChatResponse:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    is_finished: bool = False
 
     def add(self, delta: Delta) -> None:
         self.text.append(delta.text)
@@ -235,6 +239,14 @@ class ChatResponse:
             choice["token_ids"] = self.token_ids
             body["prompt_token_ids"] = list(finished.prompt_token_ids)
         return body
+
+    def chunks(self, message: Delta | Finished, *, includes_usage: bool) -> list[dict[str, Any]]:
+        """The `chat.completion.chunk` objects of one message."""
+        if isinstance(message, Delta):
+            return [self.delta_chunk(message)]
+        self.is_finished = True
+        usages = [self.usage_chunk(message)] if includes_usage else []
+        return [self.final_chunk(message), *usages]
 
     def role_chunk(self) -> dict[str, Any]:
         return self._chunk({"role": "assistant", "content": ""})

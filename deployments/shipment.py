@@ -53,17 +53,9 @@ class MediaShipper:
             RequestError: an item that cannot be read, with its path as `param`.
             MediaTooLarge: 413.
         """
-        reads = [
-            asyncio.create_task(self._read(item, index, request, is_complete))
-            for index, item in enumerate(prompt.media)
-        ]
-        try:
-            pairs = await asyncio.gather(*reads)
-        finally:
-            # A read that nobody waits for any more (another item failed, the client left) ends here.
-            for read in reads:
-                read.cancel()
-            await asyncio.gather(*reads, return_exceptions=True)
+        if not prompt.media:
+            return Shipment((), None, True, prompt)
+        pairs = await self._read_all(prompt.media, request, is_complete)
         items = [item for item, _ in pairs]
         self._check_bytes(sum(_num_bytes(item, data) for item, data in pairs))
         media, packed = pack(items, [data for _, data in pairs])
@@ -71,6 +63,23 @@ class MediaShipper:
         is_as_foreseen = _are_as_foreseen(items, settled.media)
         has_rest = not is_complete and _has_rest(items)
         return Shipment(media, ship(packed), is_as_foreseen, settled, has_rest)
+
+    async def _read_all(
+        self, media: tuple[MediaItem, ...], request: ChatRequest, is_complete: bool
+    ) -> list[tuple[MediaItem, bytes | None]]:
+        if len(media) == 1:
+            return [await self._read(media[0], 0, request, is_complete)]
+        reads = [
+            asyncio.create_task(self._read(item, index, request, is_complete))
+            for index, item in enumerate(media)
+        ]
+        try:
+            return list(await asyncio.gather(*reads))
+        finally:
+            # A read that nobody waits for any more (another item failed, the client left) ends here.
+            for read in reads:
+                read.cancel()
+            await asyncio.gather(*reads, return_exceptions=True)
 
     def _check_bytes(self, num_bytes: int) -> None:
         limit = self._max_request_bytes

@@ -34,10 +34,10 @@ def assemble(
     """
     plans = _plans(items, layout, has_processor_kwargs)
     try:
-        expansion = _expansion(chat.token_ids, placeholder_ids, plans, layout)
+        expansion = _expansion(chat, placeholder_ids, plans, layout)
     except ValueError:
         plans = [_inexact(plan, DegradeReason.PLACEHOLDER_MISMATCH) for plan in plans]
-        expansion = Expansion(np.asarray(chat.token_ids, dtype=np.int64), (), 0)
+        expansion = Expansion(chat.array, (), 0)
     refused = [plan for plan in plans if isinstance(plan, Refusal)]
     spans = tuple(MediaSpan(p.offset, p.length, items[p.index].media_id, p.embeds) for p in expansion.placed)
     reasons = [DegradeReason.MM_PROCESSOR_KWARGS] if has_processor_kwargs else []
@@ -94,7 +94,7 @@ def _counted(item: MediaItem, plan: Replacement | Refusal) -> MediaItem:
 
 
 def _expansion(
-    token_ids: tuple[int, ...],
+    chat: TokenizedChat,
     placeholder_ids: Collection[int],
     plans: Sequence[Replacement | Refusal],
     layout: FamilyLayout | None,
@@ -104,12 +104,15 @@ def _expansion(
         ValueError: the prompt has other placeholders than one an item.
     """
     if not plans:
-        return Expansion(np.asarray(token_ids, dtype=np.int64), (), len(token_ids))
-    return layout.expand(token_ids, plans) if layout else expand(token_ids, placeholder_ids, plans)
+        return Expansion(chat.array, (), len(chat.token_ids))
+    # A layout of its own may ask for more of a sequence than an array gives.
+    return layout.expand(chat.token_ids, plans) if layout else expand(chat.array, placeholder_ids, plans)
 
 
 def _first_turn(chat: TokenizedChat, placeholder_ids: Collection[int], expansion: Expansion) -> int:
     """The end of the first user turn in the expanded view."""
     end = chat.first_turn_tokens
-    items = sum(token in placeholder_ids for token in chat.token_ids[:end])
+    if not expansion.placed:
+        return end
+    items = int(np.isin(chat.array[:end], list(placeholder_ids)).sum())
     return end + sum(item.length - 1 for item in expansion.placed if item.index < items)

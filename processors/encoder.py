@@ -29,8 +29,12 @@ _SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(ma
 class Encoded:
     """first: how many ids belong to the text before the asked position; 0 where that cannot be told."""
 
-    ids: tuple[int, ...]
+    array: Ids
     first: int
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(self.array.tolist())
 
 
 class PromptEncoder:
@@ -65,7 +69,7 @@ class PromptEncoder:
 
     def _encode_whole(self, text: str, position: int) -> Encoded:
         encoding = self._tokenizer(text, add_special_tokens=False)
-        ids = tuple(encoding["input_ids"])
+        ids = np.array(encoding["input_ids"], dtype=np.int32)
         if position == len(text):
             return Encoded(ids, len(ids))
         if not self._tokenizer.is_fast or position == 0:
@@ -183,5 +187,5 @@ def _after(token: AddedToken, part: str) -> str:
     return rest.lstrip(_SPACES) if token.rstrip else rest
 
 
-def _joined(pieces: Sequence[Ids]) -> tuple[int, ...]:
-    return tuple(np.concatenate(pieces).tolist()) if pieces else ()
+def _joined(pieces: Sequence[Ids]) -> Ids:
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)

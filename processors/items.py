@@ -36,6 +36,8 @@ OffLoop = Callable[..., Awaitable[Any]]
 
 #: As much of a data: URL as is decoded for a size, at first.
 _HEAD_BYTES = 65536
+#: A data: URL that is read on the event loop: 0.3 ms at most.
+_SHORT_URL = 1 << 20
 _ADDRESS_MODES = ("url", "normalized_url")
 
 
@@ -110,13 +112,24 @@ class ItemMaker:
                 identity_mode=mode, anchor=known.file, is_held=is_trusted,
             )  # fmt: skip
         if url[:5].lower() == "data:":
-            item: MediaItem = await self._off_loop(self._of_data_url, url, mode)
-            return item
+            return await self._of_data_url(url, mode)
         data = await self._fetcher.fetch(url)
         return await self._of_file(url, data, mode)
 
-    def _of_data_url(self, url: str, mode: IdentityMode) -> MediaItem:
-        """Decoded, hashed and measured on one thread: each change of threads costs as much as the hash."""
+    async def _of_data_url(self, url: str, mode: IdentityMode) -> MediaItem:
+        """Read, hashed and measured on one thread: each change of threads costs as much as the hash, and
+        all three are done here before a change of threads is where the URL is short."""
+        if mode == "bytes" and len(url) <= _SHORT_URL:
+            data = self._fetcher.parse_data_url(url)
+            try:
+                size = probe_image(data)
+            except ProbeError:
+                size = await self._off_loop(self._size_of, data)
+            return self._of_measured(data, size)
+        item: MediaItem = await self._off_loop(self._of_whole_data_url, url, mode)
+        return item
+
+    def _of_whole_data_url(self, url: str, mode: IdentityMode) -> MediaItem:
         data = self._fetcher.parse_data_url(url)
         return self._of_pixels(data) if mode == "content" else self._of_bytes(data)
 
@@ -138,8 +151,10 @@ class ItemMaker:
         return item
 
     def _of_bytes(self, data: bytes) -> MediaItem:
+        return self._of_measured(data, self._size_of(data))
+
+    def _of_measured(self, data: bytes, size: ImageSize) -> MediaItem:
         media_id = identity_of_bytes(data, self._key)
-        size = self._size_of(data)
         return MediaItem(Modality.IMAGE, media_id, MediaSource(data=data), size, identity_mode="bytes")
 
     def _size_of(self, data: bytes) -> ImageSize:

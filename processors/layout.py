@@ -186,7 +186,7 @@ class FamilyLayout(ABC):
 
 
 def expand(
-    token_ids: Sequence[int],
+    token_ids: Sequence[int] | npt.NDArray[np.int64],
     placeholder_ids: Collection[int],
     replacements: Sequence[Replacement | Refusal],
 ) -> Expansion:

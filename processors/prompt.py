@@ -9,6 +9,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from processors.assembly import assemble
 from processors.config import MediaConfig
 from processors.errors import RequestError
@@ -29,6 +32,10 @@ from sightline_types import DegradeReason, MediaItem, Modality, PreparedPrompt
 __all__ = ["PromptBuilder"]
 
 _T = TypeVar("_T")
+
+#: Of a conversation that is rendered and tokenized where it came in: 0.5 ms at most, which is what a change
+#: of threads costs when other requests are under way.
+SHORT_CHARS = 2048
 
 
 class PromptBuilder:
@@ -89,14 +96,16 @@ class PromptBuilder:
         conversation = parse_messages(
             messages, enable_multimodal=self._enable_multimodal, max_items=max_items
         )
-        chat = await self._off_loop(
+        is_short = conversation.num_chars <= SHORT_CHARS
+        run = _here if is_short else self._off_loop
+        chat = await run(
             self._template.tokenize,
             conversation,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
             add_generation_prompt=add_generation_prompt,
         )
-        self._check_placeholders(chat.token_ids, conversation.media)
+        self._check_placeholders(chat.array, conversation.media)
         scope = RequestScope(tenant, mm_processor_kwargs or {}, size_wait_ms)
         items = await _all(self._make(part, scope) for part in conversation.media)
         return assemble(
@@ -150,7 +159,7 @@ class PromptBuilder:
             return await self._videos.make(part)
         return await self._items.make(part, scope)
 
-    def _check_placeholders(self, token_ids: Sequence[int], media: Sequence[MediaPart]) -> None:
+    def _check_placeholders(self, token_ids: npt.NDArray[np.int64], media: Sequence[MediaPart]) -> None:
         """A client's text holds no placeholder (`ChatTemplate`), but a template may write more or fewer
         than there are items, and a tokenizer without special tokens cannot tell them from text.
 
@@ -162,7 +171,7 @@ class PromptBuilder:
         for token in dict.fromkeys([*self._files.media_token_ids, *self._placeholder_ids]):
             modalities = self._modalities_of(token)
             expected = sum(part.modality in modalities for part in media)
-            found = token_ids.count(token)
+            found = int(np.count_nonzero(token_ids == token))
             if found != expected:
                 name = self._files.tokenizer.convert_ids_to_tokens(token)
                 message = f"the prompt holds {found} x {name} for {expected} media items"
@@ -179,6 +188,10 @@ class PromptBuilder:
         return await loop.run_in_executor(self._executor, functools.partial(function, *args, **kwargs))
 
 
+async def _here(function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    return function(*args, **kwargs)
+
+
 def _placeholder_ids(files: ModelFiles, layout: FamilyLayout | None) -> frozenset[int]:
     """The tokens that stand for media items; empty where they are not known."""
     if layout is not None:
@@ -188,7 +201,10 @@ def _placeholder_ids(files: ModelFiles, layout: FamilyLayout | None) -> frozense
 
 async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """All results, in order; the first failure ends the others."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    waiting = list(work)
+    if len(waiting) < 2:
+        return [await one for one in waiting]
+    tasks = [asyncio.ensure_future(one) for one in waiting]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
+import numpy as np
+import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from processors.encoder import Encoded, PromptEncoder
@@ -38,6 +40,12 @@ class TokenizedChat:
 
     token_ids: tuple[int, ...]
     first_turn_tokens: int = 0
+    _array: npt.NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def array(self) -> npt.NDArray[np.int64]:
+        """`token_ids`; to be looked at only."""
+        return np.asarray(self.token_ids, dtype=np.int64) if self._array is None else self._array
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +151,7 @@ class ChatTemplate:
         else:
             text = self._render(request, add_generation_prompt)
             encoded = self._encoder.encode(text, self._first_turn_end(request, text))
-        return TokenizedChat(encoded.ids, encoded.first)
+        return TokenizedChat(encoded.ids, encoded.first, encoded.array.astype(np.int64))
 
     def _tokenize_marked(
         self, request: _Request, texts: Sequence[str], add_generation_prompt: bool

@@ -13,6 +13,7 @@ import pytest_asyncio
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
+from deployments.batches import pack_messages
 from deployments.chat import ChatService, PoolFull
 from deployments.config import IngressConfig
 from deployments.engine_call import EngineFailed
@@ -90,7 +91,7 @@ class Stream:
             return await anext(self)
         if isinstance(step, Exception):
             raise step
-        return step
+        return pack_messages([step])
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -112,8 +113,7 @@ class Replicas:
     scripts: list[list[Any]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
-    def options(self, *, stream: bool, _by_reference: bool = False) -> Replicas:
-        assert stream
+    def options(self, **options: Any) -> Replicas:
         return self
 
     @property

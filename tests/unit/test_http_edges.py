@@ -10,7 +10,8 @@ from ray.exceptions import TaskCancelledError
 from starlette.requests import Request
 
 from deployments.engine_call import EngineCall, Receipt, Reply
-from deployments.ingress import _EventStream, read_json
+from deployments.event_stream import EventStream
+from deployments.ingress import read_json
 from processors import RequestError
 from sightline_types import (
     CandidateScore,
@@ -51,7 +52,7 @@ async def test_a_client_that_leaves_before_the_first_event_ends_the_engines_work
 
     reply = Reply(Receipt(DecisionId("1"), WORKER, None, "tie"), messages(), close)
     with pytest.raises(BaseException):  # noqa: B017  whatever starlette makes of it
-        await _EventStream(events(), reply)(SCOPE, nothing, gone)
+        await EventStream(events(), reply)(SCOPE, nothing, gone)
     assert closed == [True]
 
 
@@ -77,7 +78,7 @@ async def test_a_client_that_leaves_mid_stream_is_no_error() -> None:
         yield
 
     reply = Reply(Receipt(DecisionId("1"), WORKER, None, "tie"), messages(), close)
-    await _EventStream(events(), reply)(SCOPE, cancelled, send)
+    await EventStream(events(), reply)(SCOPE, cancelled, send)
     assert closed == [True]
 
 
