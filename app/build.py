@@ -128,6 +128,8 @@ def _engine_deployment(settings: Settings, accelerator: Accelerator) -> Any:
         "health_check_period_s": 5,
         "health_check_timeout_s": 60,
         "request_router_config": RequestRouterConfig(request_router_class="router.pinned.PinnedRouter"),
+        # The ingress logs each request once.
+        "logging_config": {"enable_access_log": False},
     }
     if settings.engine_runtime_env:
         asked = options["ray_actor_options"]
