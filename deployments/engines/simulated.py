@@ -15,15 +15,16 @@ from deployments.config import EngineConfig
 from deployments.engines.base import ServingEngine
 from deployments.engines.ports import claim_ports
 from deployments.engines.simulated_clock import EngineClock, Progress
-from deployments.engines.simulated_prompt import PromptLayouter, ScheduledRequest
+from deployments.engines.simulated_prompt import PromptLayouter, ScheduledRequest, num_embeds
 from deployments.engines.simulated_publisher import SimulatedPublisher
 from deployments.protocol import Delta, EngineMessage, EngineRequest, Failed, Finished
-from processors import FamilyLayout, LayoutOptions, ModelFiles
+from processors import FamilyLayout, LayoutOptions, ModelFiles, Replacement
 from router import keys
 from router.relay import EventSource
 from sightline_types import (
     DegradeReason,
     EngineLoad,
+    ImageSize,
     KeyScheme,
     LayoutContract,
     Modality,
@@ -39,6 +40,11 @@ __all__ = ["SimulatedServingEngine"]
 MODELLED = "vllm 0.32"
 DEFAULT_MAX_MODEL_LEN = 32_768
 DEFAULT_BLOCK_SIZE = 16
+#: Where families reach the most tokens: by area, or by the number of tiles along one side.
+LARGE_PICTURES = tuple(
+    ImageSize(width, height)
+    for width, height in ((1024, 1024), (4096, 4096), (8192, 8192), (8192, 4096), (4096, 8192))
+)
 
 
 class SimulatedServingEngine(ServingEngine):
@@ -72,8 +78,8 @@ class SimulatedServingEngine(ServingEngine):
             OSError: no such model, or one without a tokenizer.
         """
         files = await asyncio.to_thread(ModelFiles.load, config.model)
-        spec = engine_spec(config, files)
-        layouter = await asyncio.to_thread(_layouter, config, spec, files)
+        layouter = await asyncio.to_thread(_layouter, config, files)
+        spec = _spec(config, layouter)
         await asyncio.to_thread(keys.warm_up)
         engine = cls(config, spec, layouter, files, _publisher(config))
         engine._clock.start()
@@ -151,32 +157,37 @@ class SimulatedServingEngine(ServingEngine):
             await self._publisher.aclose()
 
 
-def engine_spec(config: EngineConfig, files: ModelFiles) -> EngineSpec:
-    """
-    Raises:
-        ValueError: sizes that contradict each other.
-    """
-    simulation = config.simulation
-    return EngineSpec(
+def _layouter(config: EngineConfig, files: ModelFiles) -> PromptLayouter:
+    max_model_len = config.max_model_len or files.max_model_len or DEFAULT_MAX_MODEL_LEN
+    return PromptLayouter(
+        files,
+        LayoutOptions(max_model_len=max_model_len),
         block_size=config.block_size or DEFAULT_BLOCK_SIZE,
+        max_model_len=max_model_len,
+        default_output_tokens=config.simulation.default_output_tokens,
+    )
+
+
+def _spec(config: EngineConfig, layouter: PromptLayouter) -> EngineSpec:
+    simulation = config.simulation
+    # vLLM's own rule (`compute_mm_encoder_budget`): the largest item must fit.
+    encoder = max(simulation.max_num_batched_tokens, largest_item(layouter.layout))
+    return EngineSpec(
+        block_size=layouter.block_size,
         num_blocks=simulation.num_blocks,
         max_num_seqs=simulation.max_num_seqs,
         max_num_batched_tokens=simulation.max_num_batched_tokens,
-        max_model_len=config.max_model_len or files.max_model_len or DEFAULT_MAX_MODEL_LEN,
-        encoder_budget_tokens=simulation.encoder_budget_tokens,
-        encoder_cache_tokens=simulation.encoder_cache_tokens,
+        max_model_len=layouter.max_model_len,
+        encoder_budget_tokens=simulation.encoder_budget_tokens or encoder,
+        encoder_cache_tokens=simulation.encoder_cache_tokens or encoder,
         enable_prefix_caching=simulation.enable_prefix_caching,
     )
 
 
-def _layouter(config: EngineConfig, spec: EngineSpec, files: ModelFiles) -> PromptLayouter:
-    return PromptLayouter(
-        files,
-        LayoutOptions(max_model_len=spec.max_model_len),
-        block_size=spec.block_size,
-        max_model_len=spec.max_model_len,
-        default_output_tokens=config.simulation.default_output_tokens,
-    )
+def largest_item(layout: FamilyLayout | None) -> int:
+    """Encoder tokens of the largest picture that the layout knows, among those tried."""
+    plans = layout.replacements(LARGE_PICTURES) if layout is not None else ()
+    return max((num_embeds(plan) for plan in plans if isinstance(plan, Replacement)), default=0)
 
 
 def _publisher(config: EngineConfig) -> SimulatedPublisher | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from deployments.engines.base import EngineGone
@@ -68,12 +68,14 @@ class EngineClock:
         block_size: int,
         speedup: float,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._engine = engine
         self._publisher = publisher
         self._block_size = block_size
         self._seconds_per_ms = 0.0 if speedup == 0 else 1e-3 / speedup
         self._clock = clock
+        self._sleep = sleep
         self._open: dict[str, _Open] = {}
         self._contents: dict[str, BlockContent] = {}
         self._work = asyncio.Event()
@@ -134,7 +136,7 @@ class EngineClock:
             payload = self._payload(step)
             due = max(due, self._clock() - MAX_LAG_S) + step.duration_ms * self._seconds_per_ms
             # At infinite speed others get their turn between two steps, too.
-            await asyncio.sleep(max(0.0, due - self._clock()) if self._seconds_per_ms else 0)
+            await self._sleep(max(0.0, due - self._clock()) if self._seconds_per_ms else 0)
             if payload is not None and self._publisher is not None:
                 self._publisher.publish(payload)
             self._hand_out(step)

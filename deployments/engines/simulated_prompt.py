@@ -23,6 +23,7 @@ from processors import (
     LayoutRefused,
     ModelFiles,
     Refusal,
+    Replacement,
     Shape,
     find_layout,
     identity_of_fields,
@@ -32,7 +33,7 @@ from sightline_types import KeyScheme, KeySpec, MediaId, MediaSpan, TokenView
 from simulation.requests import SimulatedMedia, SimulatedRequest
 from simulation.wire import BlockContent
 
-__all__ = ["PromptLayouter", "ScheduledRequest"]
+__all__ = ["PromptLayouter", "ScheduledRequest", "num_embeds"]
 
 #: Items whose shapes are remembered, as vLLM's processor cache remembers what it made of them.
 HELD_ITEMS = 65_536
@@ -70,7 +71,8 @@ class PromptLayouter:
         self._files = files
         self._options = options
         self._spec = KeySpec(KeyScheme.VLLM, block_size)
-        self._max_model_len = max_model_len
+        self.block_size = block_size
+        self.max_model_len = max_model_len
         self._default_output_tokens = default_output_tokens
         self._words = Words.of(files.tokenizer)
         self._shapes: OrderedDict[MediaId, Shape] = OrderedDict()
@@ -154,10 +156,10 @@ class PromptLayouter:
         """vLLM's rule (`InputProcessor`): at least one token of the answer must fit, too."""
         if num_tokens == 0:
             return "the prompt is empty"
-        if num_tokens < self._max_model_len:
+        if num_tokens < self.max_model_len:
             return None
         return (
-            f"the prompt has {num_tokens} tokens, and the model takes {self._max_model_len} with the answer "
+            f"the prompt has {num_tokens} tokens, and the model takes {self.max_model_len} with the answer "
             "(max_model_len); shorten the messages or use smaller pictures"
         )
 
@@ -168,7 +170,7 @@ class PromptLayouter:
             self._words,
             _seed(prompt, spans),
             request.sampling,
-            room=self._max_model_len - len(prompt),
+            room=self.max_model_len - len(prompt),
             default_tokens=self._default_output_tokens,
         )
         tokens = np.concatenate([prompt, said.token_ids])
@@ -185,6 +187,11 @@ class PromptLayouter:
             ),
         )
         return ScheduledRequest(simulated, BlockContent(tokens, spans, salt), said)
+
+
+def num_embeds(item: Replacement) -> int:
+    """Tokens that the item's encoder fills."""
+    return sum(run.length for run in item.embeds) if item.embeds else len(item.ids)
 
 
 def _unsupported(request: EngineRequest) -> str | None:

@@ -29,7 +29,7 @@ class Recount:
 
     def __init__(self, replay_endpoint: str, service: Service) -> None:
         self._block = service.block
-        self._is_vllm = service.engine == "vllm"
+        self._is_vllm = service.engine != "sglang"
         self.counts: Counter[int] = Counter()
         self.key_of: dict[int, int] = {}
         for payload in self._read(replay_endpoint):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.service import free_port
 from tests.ray_cluster import start_ray
 
 
@@ -22,12 +23,19 @@ def ray_session() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def serve_session(ray_session: None) -> Iterator[None]:
+def serve_url(ray_session: None) -> Iterator[str]:
+    """Serve with its HTTP proxy, and where that listens."""
     from ray import serve
 
-    serve.start(proxy_location="Disabled")
-    yield
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    yield f"http://127.0.0.1:{port}"
     serve.shutdown()
+
+
+@pytest.fixture(scope="package")
+def serve_session(serve_url: str) -> None:
+    """Serve, for tests that need no HTTP."""
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from app.cli import main
 from app.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = ["serve_config.yaml", "configs/single_gpu.yaml", "configs/sglang.yaml"]
+OTHERS = ("single_gpu", "sglang", "simulated_fleet")
+SHIPPED = ["serve_config.yaml", *(f"configs/{name}.yaml" for name in OTHERS)]
 
 
 def write(folder: Path, args: str) -> str:

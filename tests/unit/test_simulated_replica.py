@@ -19,11 +19,13 @@ from deployments.config import EngineConfig
 from deployments.engines import media_source, start_engine
 from deployments.engines.base import EngineGone
 from deployments.engines.simulated import SimulatedServingEngine
+from deployments.engines.simulated_clock import EngineClock
 from deployments.protocol import Delta, EngineMedia, EngineRequest, Failed, Finished, NotHeld, Sampling
 from processors import LayoutOptions, ModelFiles, find_layout
 from router.residency import Residency
 from router.subscription import EventSubscription
 from sightline_types import DecisionId, DegradeReason, ImageSize, KeyScheme, KeySpec, MediaId, Modality
+from simulation import EngineSpec, Profile, SimulatedEngine
 from simulation.config import SimulationConfig
 from tests.unit.tiny_files import tiny_folder
 
@@ -227,6 +229,40 @@ async def test_requests_run_side_by_side(folder):
         requests = [request(f"r{n}", prompt(100, n), max_tokens=20) for n in range(32)]
         answers = await asyncio.gather(*(ask(engine, one) for one in requests))
     assert all(answer[-1].completion_tokens == 20 for answer in answers)
+
+
+async def test_the_largest_picture_is_taken_however_few_tokens_a_step_computes(folder):
+    ids = [*prompt(5), IMAGE_PAD]
+    async with started(folder, max_num_batched_tokens=64) as engine:
+        finished = (await ask(engine, request("a", ids, [PICTURE]), [ImageSize(8000, 8000)]))[-1]
+    assert finished.prompt_tokens > 1000
+
+
+@pytest.mark.parametrize(("speedup", "elapsed_s"), [(1.0, 0.8), (4.0, 0.2), (0.0, 0.0), (float("inf"), 0.0)])
+async def test_a_step_takes_its_time_divided_by_the_speedup(folder, speedup, elapsed_s):
+    now = [0.0]
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds * 1.25  # the machine is late, every time
+        await asyncio.sleep(0)
+
+    async with started(folder) as engine:
+        scheduled = engine._layouter.schedule(request("a", prompt(4), max_tokens=21), [])
+    spec, profile = EngineSpec(block_size=BLOCK), Profile(decode_base_ms=40.0)
+    clock = EngineClock(
+        SimulatedEngine(spec, profile),
+        None,
+        block_size=BLOCK,
+        speedup=speedup,
+        clock=lambda: now[0],
+        sleep=sleep,
+    )
+    clock.start()
+    async with asyncio.timeout(60):
+        [progress async for progress in clock.serve(scheduled)]
+    await clock.aclose()
+    # 20 steps; what one was late the next one makes good.
+    assert elapsed_s <= now[0] <= elapsed_s + 0.0125
 
 
 async def test_an_engine_that_stopped_is_dead_and_tells_its_requests(folder):
