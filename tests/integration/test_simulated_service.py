@@ -1,11 +1,8 @@
 """`engine: simulated` behind Serve, over HTTP: the real publisher, relay, router actor and receipts. What is
-foretold is what the engine finds, through evictions, flushes, aborts and deaths."""
+foretold is what the engine finds, through evictions and aborts."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +12,7 @@ from tests.engines import pictures as make
 from tests.engines.pictures import PictureServer, picture_server
 from tests.engines.service import QUESTION, Service, deploy, image_part, messages
 from tests.engines.test_eviction import Recount, replay_endpoints, router_keys
-from tests.engines.test_failures import many_turns, replica_pids, stream_all
+from tests.engines.test_failures import many_turns, stream_all
 
 BLOCK = 16
 #: 1,600 tokens a replica; a prompt of these tests has 150 to 400.
@@ -125,32 +122,3 @@ def test_a_client_that_goes_away_frees_the_engine_and_the_booking(service: Servi
 def test_a_prompt_beyond_the_model_s_length_is_refused_with_the_limit(service: Service) -> None:
     refused = service.ask(messages("word " * 1500), expect=400)
     assert "1200" in refused.body["error"]["message"]
-
-
-def test_a_flushed_engine_holds_nothing_and_the_router_knows(
-    service: Service, pictures: PictureServer
-) -> None:
-    from ray import serve
-
-    turns = messages(image_part(pictures.put("flushed.png", make.png(5))), QUESTION)
-    service.ask_exact(turns)
-    service.wait_idle()
-    handle = serve.get_deployment_handle("Engine", service.app_name)
-    deadline = time.monotonic() + 60
-    while any(router_keys(row["worker"]) for row in service.workers()) and time.monotonic() < deadline:
-        assert handle.reset_prefix_cache.remote().result(timeout_s=30)
-        service.wait_idle()
-    assert service.ask_exact(turns).cached == 0
-
-
-def test_a_killed_replica_is_replaced_and_the_new_one_is_exact(
-    service: Service, pictures: PictureServer
-) -> None:
-    turns = messages(image_part(pictures.put("killed.png", make.png(6))), QUESTION)
-    victim = service.ask_exact(turns).worker
-    os.kill(replica_pids(service)[victim], signal.SIGKILL)
-    assert service.ask(turns).worker != victim
-    service.wait_for(lambda: victim not in {row["worker"] for row in service.workers()})
-    rows = service.wait_idle(timeout_s=200)
-    assert {row["contract"]["engine"] for row in rows} == {"simulated"}
-    assert service.ask_exact(turns).overlap > 10
