@@ -51,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_layout(commands)
     _add_bench(commands)
     _add_fit_profile(commands)
+    _add_simulate(commands)
+    _add_trace(commands)
     return parser
 
 
@@ -158,6 +160,26 @@ def _add_fit_profile(commands: Any) -> None:
     command.set_defaults(run=_run_fit_profile)
 
 
+def _add_simulate(commands: Any) -> None:
+    from app.simulate_options import add_simulate_options
+
+    command = commands.add_parser(
+        "simulate", help="compare routing policies on a simulated fleet, without GPUs"
+    )
+    add_simulate_options(command)
+    command.set_defaults(run=_run_simulate)
+
+
+def _add_trace(commands: Any) -> None:
+    from app.simulate_options import add_trace_options
+
+    command = commands.add_parser(
+        "trace", help="make a trace to simulate from a log of requests, without texts"
+    )
+    add_trace_options(command)
+    command.set_defaults(run=_run_trace)
+
+
 def _run_config(args: argparse.Namespace) -> int:
     from app.reference import reference
     from app.serve_file import read_serve_file
@@ -213,6 +235,18 @@ def _run_bench(args: argparse.Namespace) -> int:
 
 def _run_fit_profile(args: argparse.Namespace) -> int:
     from app.fit_command import run
+
+    return run(args)
+
+
+def _run_simulate(args: argparse.Namespace) -> int:
+    from app.simulate import run
+
+    return run(args)
+
+
+def _run_trace(args: argparse.Namespace) -> int:
+    from app.trace_command import run
 
     return run(args)
 

@@ -127,7 +127,7 @@ W1 = Profile(
     decode_ms_per_request=0.03,
     decode_ms_per_context_token=1.5e-5,
     encode_base_ms=2.0,
-    encode_ms_per_token=0.032,
+    encode_ms_per_token=0.04,
 )
 
 PRESETS: dict[str, Profile] = {"instant": INSTANT, "w1": W1} | {

@@ -1,0 +1,149 @@
+"""`sightline simulate` and `sightline trace` from the command line."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from app.cli import main
+from app.progress import ProgressLine
+from simulation.metrics import GapHistogram, Percentiles, percentile
+
+SMALL = ["simulate", "--workload", "W4", "--requests", "20", "--workers", "2", "--rate", "30"]
+
+
+def test_the_same_command_writes_the_same_json(tmp_path, capsys):
+    texts = []
+    for name in ("a.json", "b.json"):
+        assert main([*SMALL, "--policies", "kv,power_of_two", "--json", str(tmp_path / name)]) == 0
+        texts.append((tmp_path / name).read_text())
+    assert texts[0] == texts[1]
+    data = json.loads(texts[0])
+    assert data["workload"] == "hot_prefix"
+    assert [run["policy"] for run in data["runs"]] == ["kv", "power_of_two"]
+    assert all(run["served"] == 20 and run["failures"] == 0 for run in data["runs"])
+    assert {"ttft_ms", "itl_ms", "e2e_ms", "hit_rate", "regret_rate", "imbalance"} <= data["runs"][0].keys()
+    assert "TTFT p50" in capsys.readouterr().out
+
+
+def test_runs_in_processes_of_their_own_come_to_the_same(capsys):
+    both = []
+    for jobs in ("1", "2"):
+        assert main([*SMALL, "--policies", "kv,round_robin", "--jobs", jobs, "--json", "-"]) == 0
+        both.append(json.loads(capsys.readouterr().out))
+    assert both[0] == both[1]
+
+
+def test_a_report_is_one_page_with_its_pictures_inside(tmp_path):
+    words = ["simulate", "--workload", "W1", "--requests", "15", "--workers", "2", "--rate", "5,10"]
+    assert main([*words, "--report", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    names = {path.name for path in (tmp_path / "out").glob("*.png")}
+    assert names == {"ttft.png", "tokens.png", "hit_rate.png", "load.png", "homes.png"}
+    assert page.count('src="data:image/png;base64,') == 5
+    assert "http" not in page.replace("https://", "").split("<body>")[0]
+
+
+def test_without_matplotlib_a_report_is_refused_before_anything_runs(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for name in ("app.simulate_plots", "app.simulate_report"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert main([*SMALL, "--report", str(tmp_path)]) == 1
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_the_list_names_workloads_and_profiles(capsys):
+    assert main(["simulate", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("W1", "groups", "W5", "mooncake_media", "W6", "w1"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--workload", "W9"], "no workload 'W9'"),
+        (["--rate", "fast"], "--rate 'fast'"),
+        (["--rate", "0"], "above 0"),
+        (["--policies", "kv,best"], "no policy 'best': there are kv,"),
+        (["--change", "soon"], "SECONDS:KIND:NUMBER"),
+        (["--change", "5:explode:1"], "join, leave or die"),
+        (["--router", "crowding"], "NAME=VALUE"),
+        (["--router", "crowding=-1"], "crowding"),
+        (["--profile", "h9000"], "no preset 'h9000'"),
+        (["--profile", "none.json"], "none.json"),
+        (["--workers", "0"], "--workers 0: at least 1"),
+        (["--event-loss", "1.5"], "event_loss"),
+        (["--workload", "W5"], "--trace FILE"),
+        (["--block-size", "0"], "--block-size"),
+        (["--requests", "0"], "--requests"),
+        (["--change", "1:die:8"], "worker 8"),
+    ],
+)
+def test_what_cannot_be_is_named_on_one_line(words, message, capsys):
+    assert main(["simulate", "--requests", "5", *words]) == 1
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_log_becomes_a_trace_that_can_be_simulated(tmp_path, capsys):
+    log, trace = tmp_path / "log.jsonl", tmp_path / "trace.jsonl"
+    request = {"messages": [{"role": "user", "content": "a secret question " * 40}], "max_tokens": 4}
+    log.write_text("\n".join(json.dumps(request) for _ in range(6)))
+    assert main(["trace", str(log), "--out", str(trace)]) == 0
+    assert "secret" not in trace.read_text()
+    assert (
+        main(["simulate", "--workload", "T", "--trace", str(trace), "--policies", "kv", "--json", "-"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out.partition("\n")[2])["runs"][0]["hit_rate"] > 0.5
+
+
+def test_a_log_that_cannot_be_read_leaves_no_trace(tmp_path, capsys):
+    log = tmp_path / "log.jsonl"
+    log.write_text("{}\n")
+    assert main(["trace", str(log), "--out", str(tmp_path / "out.jsonl")]) == 1
+    assert not (tmp_path / "out.jsonl").exists()
+    assert "line 1" in capsys.readouterr().err
+    assert main(["trace", str(log), "--out", str(tmp_path / "out.jsonl"), "--size", "big"]) == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("out", "shown"), [(Terminal(), "\rrun 1/2 [######"), (io.StringIO(), "run 1/2 [######")]
+)
+def test_a_long_run_says_how_far_it_is(out, shown):
+    times = iter([0.0, 1.0, 100.0])
+    with ProgressLine(2, out, clock=lambda: next(times)) as line:
+        note = line.begin("kv", 100)
+        note(75, 3.0)
+        note(75, 3.0)
+    assert shown in out.getvalue()
+    assert "25%  kv, 3 s simulated" in out.getvalue()
+
+
+# Figures
+
+
+def test_percentiles_are_between_their_neighbours():
+    assert percentile([1.0, 2.0, 3.0, 4.0, 5.0], 0.9) == pytest.approx(4.6)
+    assert Percentiles.of(range(1, 101)) == Percentiles(50.5, 90.1, 99.01, 50.5)
+    assert Percentiles.of([]) == Percentiles(0.0, 0.0, 0.0, 0.0)
+
+
+def test_a_gap_histogram_is_within_one_percent():
+    gaps = GapHistogram()
+    for each in range(1, 1001):
+        gaps.add(each / 10)
+    seen = gaps.percentiles()
+    assert seen.p50 == pytest.approx(50.0, rel=0.011)
+    assert seen.p99 == pytest.approx(99.0, rel=0.011)
+    assert seen.mean == pytest.approx(50.05)
+    assert gaps.count == 1000
