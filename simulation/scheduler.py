@@ -60,7 +60,7 @@ class Scheduler:
         """Running sequences from `index` on that decode within their last block, where `_schedule_one` would
         do nothing but count. Returns the first that needs it, or that the budget does not reach.
         """
-        awaited = 1 if self._spec.async_scheduling else 0
+        is_async = self._spec.async_scheduling
         chunks, context, budget = plan.chunks, 0, plan.token_budget
         first = index
         for sequence in self.running[index : index + budget]:
@@ -68,8 +68,9 @@ class Scheduler:
             if done + 1 >= sequence.quiet_end:
                 break
             sequence.num_computed = done + 1
-            sequence.in_flight += 1
-            sequence.placeholders += awaited
+            if is_async:
+                sequence.in_flight += 1
+                sequence.placeholders += 1
             chunks.append((sequence, 1, True))
             context += done
             index += 1
@@ -139,6 +140,7 @@ class Scheduler:
         sequence.is_running = False
         sequence.num_computed = 0
         sequence.quiet_end = 0
+        sequence.middle_output = None
         sequence.stale = sequence.in_flight
         sequence.placeholders = 0
         sequence.num_preemptions += 1
@@ -245,13 +247,15 @@ class Scheduler:
     ) -> None:
         plan.work.add_chunk(sequence, num_tokens)
         sequence.num_computed += num_tokens
-        sequence.in_flight += num_tokens
+        is_async = self._spec.async_scheduling
+        if is_async:
+            sequence.in_flight += num_tokens
         samples = sequence.num_computed >= sequence.num_tokens + sequence.placeholders
         plan.chunks.append((sequence, num_tokens, samples))
         plan.token_budget -= num_tokens
         if samples:
             sequence.quiet_end = min(len(sequence.blocks) * self._block_size, sequence.end_tokens)
-            sequence.placeholders += self._spec.async_scheduling
+            sequence.placeholders += is_async
         media, request_id = sequence.request.media, sequence.request.request_id
         for index in encodes:
             size = media[index].encoder_tokens
@@ -263,38 +267,41 @@ class Scheduler:
 
     def complete(self, plan: Plan) -> list[StepOutput]:
         """The step has come back."""
-        outputs = []
+        outputs: list[StepOutput] = []
         is_async = self._spec.async_scheduling
         for sequence, num_tokens, samples in plan.chunks:
-            if sequence.is_gone:
+            output = sequence.middle_output
+            if output is None or sequence.num_tokens + 1 >= sequence.end_tokens:
+                if not sequence.is_gone:
+                    outputs += self._complete_one(sequence, num_tokens, samples)
                 continue
-            sequence.in_flight -= num_tokens
-            before = sequence.num_tokens
-            if sequence.stale or sequence.encoder_holds or not samples or before + 1 >= sequence.end_tokens:
-                self._complete_one(sequence, num_tokens, samples)
-            else:
-                sequence.num_tokens = before + 1
-                if is_async:
-                    sequence.placeholders -= 1
+            sequence.num_tokens += 1
+            if is_async:
+                sequence.in_flight -= 1
+                sequence.placeholders -= 1
+                if sequence.num_computed - sequence.placeholders >= sequence.next_full:
                     self._cache_returned(sequence)
-            if samples:
-                outputs.append(sequence.output(is_first=before == sequence.prompt_tokens))
+            outputs.append(output)
         return outputs
 
-    def _complete_one(self, sequence: Sequence, num_tokens: int, samples: bool) -> None:
-        is_stale = sequence.stale > 0
+    def _complete_one(self, sequence: Sequence, num_tokens: int, samples: bool) -> tuple[StepOutput, ...]:
+        """Its output, if the chunk gave any."""
+        is_async, is_stale = self._spec.async_scheduling, sequence.stale > 0
+        if is_async:
+            sequence.in_flight -= num_tokens
         if is_stale:
             sequence.stale -= num_tokens
         if sequence.encoder_holds:
             self._release_passed(sequence)
         if not samples:
-            return
+            return ()
         sequence.num_tokens += 1
-        if self._spec.async_scheduling and not is_stale:
+        if is_async and not is_stale:
             sequence.placeholders -= 1
             self._cache_returned(sequence)
         if sequence.num_tokens >= sequence.end_tokens:
             self.remove(sequence)
+        return (sequence.output(is_steady=sequence.is_running and not sequence.encoder_holds),)
 
     def _cache_returned(self, sequence: Sequence) -> None:
         """Asynchronous scheduling: blocks that outputs fill can be found when these have come back."""
@@ -317,6 +324,8 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         sequence.is_gone = True
+        sequence.is_running = False
+        sequence.middle_output = None
         if sequence.encoder_holds:
             self._release_media(sequence)
         self.pool.free(sequence.blocks)

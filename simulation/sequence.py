@@ -32,7 +32,9 @@ class Sequence:
 
     keys: of its blocks. num_tokens: prompt and tokens made so far. num_computed: tokens whose KV is computed
     or scheduled. placeholders: scheduled outputs that have not come back (asynchronous scheduling).
-    in_flight: tokens of steps that have not come back; stale: those of them from before a preemption.
+    in_flight: tokens of steps that have not come back (asynchronous scheduling); stale: those of them from
+    before a preemption.
+    middle_output: what the next token means while it is one among others; None where more may happen.
     cached_tokens: found at the first admission; -1 before it. end_tokens: it ends when it has so many.
     next_full: computed tokens that fill its next block.
     quiet_end: while it computes one token and then has fewer computed than these, nothing happens to its
@@ -40,7 +42,6 @@ class Sequence:
     """
 
     __slots__ = (
-        "_output",
         "blocks",
         "cached_tokens",
         "encoder_holds",
@@ -50,6 +51,7 @@ class Sequence:
         "is_running",
         "keys",
         "media_end",
+        "middle_output",
         "next_full",
         "num_cached_blocks",
         "num_computed",
@@ -82,17 +84,16 @@ class Sequence:
         self.quiet_end = 0
         self.is_running = False
         self.is_gone = False
-        self._output: StepOutput | None = None
+        self.middle_output: StepOutput | None = None
 
-    def output(self, *, is_first: bool) -> StepOutput:
-        """What it got now. Tokens in the middle are all told by one object."""
-        if is_first or self.is_gone or self._output is None or self._output[5] != self.num_preemptions:
-            output = StepOutput(
-                self.request.request_id, 1, is_first, self.is_gone, self.cached_tokens, self.num_preemptions
-            )
-            self._output = None if is_first else output
-            return output
-        return self._output
+    def output(self, *, is_steady: bool) -> StepOutput:
+        """What it got with its newest token. is_steady: nothing but tokens is to come until its last."""
+        is_first = self.num_tokens == self.prompt_tokens + 1
+        output = StepOutput(
+            self.request.request_id, 1, is_first, self.is_gone, self.cached_tokens, self.num_preemptions
+        )
+        self.middle_output = output._replace(is_first=False) if is_steady else None
+        return output
 
 
 @dataclass(slots=True)
