@@ -91,21 +91,21 @@ class SimulatedEngine:
             Stuck: requests wait and none can be scheduled (never, for requests that `add` took).
         """
         queue = self._in_flight
-        while True:
-            is_empty_again = False
+        while self._sequences or queue:
             if self._sequences:
-                plan = self._scheduler.schedule()
-                queue.append(plan)
-                is_empty_again = not (plan.chunks or plan.preempted) and len(queue) == 1
+                queue.append(self._scheduler.schedule())
                 if len(queue) < self._depth:
                     continue
-            elif not queue:
-                return None
             oldest = queue.popleft()
             if oldest.chunks:
                 return self._complete(oldest)
-            if is_empty_again and self._depth == 1:
-                raise Stuck(f"{len(self._scheduler.waiting)} requests wait, and none fits")
+            self._check_progress(oldest)
+        return None
+
+    def _check_progress(self, empty: Plan) -> None:
+        """A step with nothing in it is no trouble while another has something, or gave back blocks."""
+        if self._sequences and not any(plan.chunks or plan.preempted for plan in (empty, *self._in_flight)):
+            raise Stuck(f"{len(self._scheduler.waiting)} requests wait, and none fits")
 
     def _complete(self, plan: Plan) -> Step:
         outputs = self._scheduler.complete(plan)

@@ -19,7 +19,8 @@ class SimulatedMedia:
 
     media_id: 64 bits; equal ids share one entry of the encoder cache.
     encoder_tokens: what the encoder makes of it, counted against its budget and its cache; may be less
-        than `length` where a span holds text as well (timestamps, separators).
+        than `length` where a span holds text as well (timestamps, separators). Where these lie is not known:
+        a chunk that ends within a span's leading text has the item encoded one chunk earlier than vLLM would.
     """
 
     offset: int

@@ -19,6 +19,7 @@ from simulation import (
     SimulatedRequest,
     Step,
     Stored,
+    Stuck,
 )
 from tests.unit.simulated_requests import BLOCK, request
 
@@ -145,6 +146,15 @@ def test_an_aborted_request_frees_its_blocks_and_says_no_more(in_flight: bool) -
     assert engine.load().kv_usage == 0
     assert engine.step() is None or not engine.step()
     assert cached(finish(engine, request("b", PROMPT))) == 8
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_an_engine_that_cannot_go_on_says_so_instead_of_going_round(in_flight: bool) -> None:
+    engine = engine_of(async_scheduling=in_flight)
+    engine._scheduler.pool.take(8)  # nobody will give these back
+    engine.add(request("a", PROMPT))
+    with pytest.raises(Stuck, match="1 requests wait"):
+        engine.step()
 
 
 @pytest.mark.parametrize(
