@@ -72,9 +72,8 @@ class Recorder:
         if pictures:
             prompt["multi_modal_data"] = {"image": [_picture(seed) for seed in pictures]}
             prompt["multi_modal_uuids"] = {"image": [f"{seed + 1:016x}" + "0" * 48 for seed in pictures]}
-        params = SamplingParams(
-            max_tokens=output_tokens, temperature=heat, seed=1, ignore_eos=True, detokenize=False
-        )
+        # No seed: on CPUs vLLM 0.32 dies of a seeded request whose prompt is cut into chunks.
+        params = SamplingParams(max_tokens=output_tokens, temperature=heat, ignore_eos=True, detokenize=False)
         self._llm.add_request(name, prompt, params)
         request = next(reversed(self._scheduler.requests.values()))
         self.requests[name] = request
