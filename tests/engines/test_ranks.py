@@ -10,6 +10,7 @@ import pytest
 from tests.engines import pictures as make
 from tests.engines.conftest import app_args
 from tests.engines.service import QUESTION, Answer, Service, deploy, image_part, messages
+from tests.engines.test_failures import engine_children
 
 RANKS = 2
 
@@ -98,3 +99,14 @@ def test_a_flush_empties_both_ranks(ranked: Service) -> None:
     ranked.wait_for(lambda: all(row["num_blocks"] == 0 for row in ranked.workers()))
     for worker in workers:
         assert ask_exact(ranked, turns, worker).cached == 0
+
+
+def test_when_one_rank_dies_the_other_leaves_the_pool_with_it(ranked: Service) -> None:
+    """Last in this file: nobody waits for the replica that takes its place."""
+    from ray import serve
+
+    engine = serve.get_deployment_handle("Engine", ranked.app_name)
+    pid = int(engine.event_source.remote().result(timeout_s=60)["pid"])
+    (core,) = (p for p in engine_children(pid) if "EngineCore_DP1" in " ".join(p.cmdline()))
+    core.kill()
+    ranked.wait_for(lambda: ranked.client.get("/router/workers").json()["workers"] == [])
