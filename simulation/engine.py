@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sightline_types import EngineLoad
 from simulation.errors import RequestRefused, Stuck
-from simulation.events import Cleared, Event
+from simulation.events import Event
 from simulation.profile import Profile
 from simulation.requests import SimulatedMedia, SimulatedRequest
 from simulation.scheduler import Scheduler
@@ -77,12 +77,7 @@ class SimulatedEngine:
 
         The `Cleared` event comes with the next step, as vLLM's does.
         """
-        if not self._scheduler.pool.clear():
-            return False
-        if self._scheduler.lower is not None:
-            self._scheduler.lower.clear()
-        self._scheduler.events.append(Cleared())
-        return True
+        return self._scheduler.kv.clear()
 
     def step(self) -> Step | None:
         """Run the next step; None where there is nothing to do.
@@ -113,17 +108,12 @@ class SimulatedEngine:
             if output.is_finished:
                 del self._sequences[output.request_id]
         duration_ms = self.profile.step_ms(plan.work)
-        return Step(duration_ms, self._take_events(), tuple(outputs), plan.work)
-
-    def _take_events(self) -> tuple[Event, ...]:
-        events = tuple(self._scheduler.events)
-        self._scheduler.events.clear()
-        return events
+        return Step(duration_ms, self._scheduler.kv.take_events(), tuple(outputs), plan.work)
 
     def load(self) -> EngineLoad:
         """Requests running and waiting, and the share of KV blocks that they hold."""
         scheduler = self._scheduler
-        return EngineLoad(len(scheduler.running), len(scheduler.waiting), scheduler.pool.usage)
+        return EngineLoad(len(scheduler.running), len(scheduler.waiting), scheduler.kv.pool.usage)
 
     @property
     def is_idle(self) -> bool:

@@ -11,13 +11,11 @@ several cache groups, watermarks.
 
 from __future__ import annotations
 
-import bisect
 from collections import deque
 
-from simulation.blocks import BlockPool
 from simulation.encoder_cache import EncoderCache
-from simulation.events import Event, Removed, Stored
-from simulation.lower_tier import LowerTier
+from simulation.encoder_choice import EncoderChoice, book_items, choose_items
+from simulation.kv_cache import KvCache
 from simulation.sequence import Plan, Sequence, StepOutput
 from simulation.spec import EngineSpec
 
@@ -25,17 +23,14 @@ __all__ = ["Scheduler"]
 
 
 class Scheduler:
-    """Queues, blocks and encoder outputs of one engine. `events` grows until its owner takes it."""
+    """Queues, blocks and encoder outputs of one engine."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        self._block_size = spec.block_size
-        self.pool = BlockPool(spec.num_blocks, enable_prefix_caching=spec.enable_prefix_caching)
+        self.kv = KvCache(spec)
         self.encoder = EncoderCache(spec.encoder_cache)
-        self.lower = LowerTier(spec.lower_tier_blocks) if spec.lower_tier_blocks else None
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
-        self.events: list[Event] = []
 
     def schedule(self) -> Plan:
         """Choose what the next step computes, and book its blocks. May be empty."""
@@ -81,62 +76,27 @@ class Scheduler:
 
     def _schedule_one(self, sequence: Sequence, plan: Plan) -> bool:
         """False where it had to give way, which ends the step's scheduling."""
-        wanted = self._wanted(sequence, plan)
-        encodes: list[int] = []
-        duplicates: list[int] = []
-        if wanted and sequence.num_computed < sequence.media_end:
-            wanted = self._plan_encoder(sequence, wanted, plan, encodes, duplicates)
-        if not wanted:
+        choice = self._choose(sequence, sequence.num_computed, _wanted(sequence), plan)
+        if not choice.num_tokens:
             return True
-        if not self._grow(sequence, wanted, plan):
+        if not self._grow(sequence, choice.num_tokens, plan):
             return False
-        self._add(plan, sequence, wanted, encodes, duplicates)
+        self._add(plan, sequence, choice)
         return True
-
-    def _wanted(self, sequence: Sequence, plan: Plan) -> int:
-        """Tokens that a running sequence would compute in this step; 0: none."""
-        done, pending = sequence.num_computed, sequence.placeholders
-        if pending and done + 2 - pending >= sequence.end_tokens:
-            return 0  # its last output is under way already
-        return min(sequence.num_tokens + pending - done, plan.token_budget)
 
     def _grow(self, sequence: Sequence, num_tokens: int, plan: Plan) -> bool:
         """Give a running sequence its blocks; False where it had to give way itself."""
-        end = sequence.num_computed + num_tokens
-        missing = -(-end // self._block_size) - len(sequence.blocks)
-        while missing > self.pool.num_free:
+        while not self.kv.grow(sequence, num_tokens):
             victim = self.running.pop()
             self._preempt(victim)
             plan.preempted = True
             if victim is sequence:
                 return False
-        if missing > 0:
-            self._take(sequence, missing)
-        self.cache(sequence, min(end, sequence.num_tokens))
         return True
 
-    def _take(self, sequence: Sequence, count: int) -> None:
-        blocks, evicted = self.pool.take(count)
-        sequence.blocks += blocks
-        if evicted:
-            self.events.append(Removed(tuple(evicted)))
-            if self.lower is not None:
-                self.events += self.lower.put(evicted)
-
-    def cache(self, sequence: Sequence, num_tokens: int) -> None:
-        """The first `num_tokens` of the sequence are computed: its full blocks can be found."""
-        first, end = sequence.num_cached_blocks, num_tokens // self._block_size
-        if end <= first or not self._spec.enable_prefix_caching:
-            return
-        self.pool.cache(sequence.blocks[first:end], sequence.keys[first:end])
-        parent = sequence.keys[first - 1] if first else None
-        request = sequence.request
-        self.events.append(Stored(request.request_id, first, request.keys[first:end], parent))
-        sequence.num_cached_blocks = end
-        sequence.next_full = (end + 1) * self._block_size
-
     def _preempt(self, sequence: Sequence) -> None:
-        self._release(sequence)
+        self.kv.free(sequence)
+        self._release_media(sequence)
         sequence.is_running = False
         sequence.num_computed = 0
         sequence.quiet_end = 0
@@ -146,17 +106,10 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.waiting.appendleft(sequence)
 
-    def _release(self, sequence: Sequence) -> None:
-        self.pool.free(sequence.blocks)
-        sequence.blocks = []
-        sequence.num_cached_blocks = 0
-        sequence.next_full = self._block_size
-        if sequence.encoder_holds:
-            self._release_media(sequence)
-
     def _release_media(self, sequence: Sequence) -> None:
-        request = sequence.request
-        self.encoder.release_all(request.request_id, request.media, sequence.encoder_holds)
+        if sequence.encoder_holds:
+            request = sequence.request
+            self.encoder.release_all(request.request_id, request.media, sequence.encoder_holds)
 
     def _schedule_waiting(self, plan: Plan) -> None:
         while self.waiting and plan.token_budget > 0 and len(self.running) < self._spec.max_num_seqs:
@@ -165,105 +118,55 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
         """Let the first waiting sequence run, as far as it fits."""
-        limit = (sequence.num_tokens - 1) // self._block_size
-        hits = self.pool.longest_hit(sequence.keys, limit)
-        loaded = self._in_lower_tier(sequence, len(hits), limit)
-        computed = (len(hits) + loaded) * self._block_size
-        if sequence.cached_tokens < 0 or not sequence.num_preemptions:
+        found = self.kv.find(sequence)
+        computed = found.num_blocks * self._spec.block_size
+        if not sequence.num_preemptions:
             sequence.cached_tokens = computed
-        wanted = min(sequence.num_tokens - computed, plan.token_budget)
-        encodes: list[int] = []
-        duplicates: list[int] = []
-        if computed < sequence.media_end:
-            sequence.num_computed = computed
-            wanted = self._plan_encoder(sequence, wanted, plan, encodes, duplicates)
-            sequence.num_computed = 0
-            if not wanted:
-                return False
-        if not self._fits(sequence, hits):
+        choice = self._choose(sequence, computed, sequence.num_tokens - computed, plan)
+        if not choice.num_tokens:
+            return False
+        if not self.kv.would_fit(sequence, found.hits):
             self._release_media(sequence)
             return False
-        self._start(sequence, hits, loaded, wanted)
-        self._add(plan, sequence, wanted, encodes, duplicates)
-        plan.work.loaded_tokens += loaded * self._block_size
-        return True
-
-    def _in_lower_tier(self, sequence: Sequence, num_hits: int, limit: int) -> int:
-        """Blocks after the hits that the lower tier holds."""
-        return self.lower.leading(sequence.keys[num_hits:limit]) if self.lower is not None else 0
-
-    def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
-        """Whether the whole of it, as long as it is now, finds blocks (`scheduler_reserve_full_isl`)."""
-        missing = -(-sequence.num_tokens // self._block_size) - len(hits)
-        return missing + self.pool.count_idle(hits) <= self.pool.num_free
-
-    def _start(self, sequence: Sequence, hits: list[int], loaded: int, num_tokens: int) -> None:
         self.waiting.popleft()
         self.running.append(sequence)
         sequence.is_running = True
-        self.pool.touch(hits)
-        sequence.blocks = hits
-        sequence.num_cached_blocks = len(hits)
-        sequence.next_full = (len(hits) + 1) * self._block_size
-        if loaded and self.lower is not None:
-            self.lower.touch(sequence.keys[len(hits) : len(hits) + loaded])
-        sequence.num_computed = (len(hits) + loaded) * self._block_size
-        end = sequence.num_computed + num_tokens
-        self._take(sequence, -(-end // self._block_size) - len(hits))
-        self.cache(sequence, min(end, sequence.num_tokens))
+        sequence.num_computed = computed
+        self.kv.adopt(sequence, found)
+        self.kv.grow(sequence, choice.num_tokens)
+        self._add(plan, sequence, choice)
+        plan.work.loaded_tokens += found.loaded * self._spec.block_size
+        return True
 
-    def _plan_encoder(
-        self, sequence: Sequence, wanted: int, plan: Plan, encodes: list[int], duplicates: list[int]
-    ) -> int:
-        """Which items the chunk needs encoded, into `encodes`; how many tokens it may then compute.
+    def _choose(self, sequence: Sequence, computed: int, wanted: int, plan: Plan) -> EncoderChoice:
+        """How many of the `wanted` tokens after `computed` ones the budgets allow, and what is encoded."""
+        num_tokens = min(wanted, plan.token_budget)
+        if not num_tokens or computed >= sequence.media_end:
+            return EncoderChoice(num_tokens)
+        return choose_items(self.encoder, sequence, computed, num_tokens, plan.encoder_budget)
 
-        duplicates: items whose like is among `encodes`: they share its output.
-        """
-        media, request_id = sequence.request.media, sequence.request.request_id
-        done = sequence.num_computed
-        end, budget, planned = done + wanted, plan.encoder_budget, 0
-        chosen: set[int] = set()
-        for index in range(bisect.bisect_right(media, done, key=_end), len(media)):
-            item = media[index]
-            if item.offset >= end:
-                break
-            if item.media_id in chosen:
-                duplicates.append(index)
-                continue
-            if self.encoder.hit(request_id, media, index, sequence.encoder_holds):
-                continue
-            size = item.encoder_tokens
-            if size > budget or not self.encoder.make_room(size, planned):
-                return max(0, item.offset - done)
-            if size:
-                planned += size
-                budget -= size
-                chosen.add(item.media_id)
-                encodes.append(index)
-        return wanted
-
-    def _add(
-        self, plan: Plan, sequence: Sequence, num_tokens: int, encodes: list[int], duplicates: list[int]
-    ) -> None:
+    def _add(self, plan: Plan, sequence: Sequence, choice: EncoderChoice) -> None:
+        num_tokens, is_async = choice.num_tokens, self._spec.async_scheduling
         plan.work.add_chunk(sequence, num_tokens)
         sequence.num_computed += num_tokens
-        is_async = self._spec.async_scheduling
         if is_async:
             sequence.in_flight += num_tokens
         samples = sequence.num_computed >= sequence.num_tokens + sequence.placeholders
         plan.chunks.append((sequence, num_tokens, samples))
         plan.token_budget -= num_tokens
         if samples:
-            sequence.quiet_end = min(len(sequence.blocks) * self._block_size, sequence.end_tokens)
+            held = len(sequence.blocks) * self._spec.block_size
+            sequence.quiet_end = min(held, sequence.end_tokens)
             sequence.placeholders += is_async
-        media, request_id = sequence.request.media, sequence.request.request_id
-        for index in encodes:
-            size = media[index].encoder_tokens
-            self.encoder.allocate(request_id, media, index, sequence.encoder_holds)
+        if choice.encodes:
+            self._encode(plan, sequence, choice)
+
+    def _encode(self, plan: Plan, sequence: Sequence, choice: EncoderChoice) -> None:
+        book_items(self.encoder, sequence, choice)
+        for index in choice.encodes:
+            size = sequence.request.media[index].encoder_tokens
             plan.encoder_budget -= size
             plan.work.add_item(size)
-        for index in duplicates:
-            self.encoder.hit(request_id, media, index, sequence.encoder_holds)
 
     def complete(self, plan: Plan) -> list[StepOutput]:
         """The step has come back."""
@@ -307,7 +210,7 @@ class Scheduler:
         """Asynchronous scheduling: blocks that outputs fill can be found when these have come back."""
         computed = sequence.num_computed - sequence.placeholders
         if computed >= sequence.next_full:
-            self.cache(sequence, computed)
+            self.kv.cache(sequence, computed)
 
     def _release_passed(self, sequence: Sequence) -> None:
         """Outputs of items that lie wholly behind what is computed are needed no more."""
@@ -326,11 +229,13 @@ class Scheduler:
         sequence.is_gone = True
         sequence.is_running = False
         sequence.middle_output = None
-        if sequence.encoder_holds:
-            self._release_media(sequence)
-        self.pool.free(sequence.blocks)
-        sequence.blocks = []
+        self._release_media(sequence)
+        self.kv.free(sequence)
 
 
-def _end(item: object) -> int:
-    return item.end  # type: ignore[attr-defined, no-any-return]
+def _wanted(sequence: Sequence) -> int:
+    """Tokens that a running sequence has not computed yet."""
+    done, pending = sequence.num_computed, sequence.placeholders
+    if pending and done + 2 - pending >= sequence.end_tokens:
+        return 0  # its last output is under way already
+    return sequence.num_tokens + pending - done

@@ -94,7 +94,7 @@ def replay(sizes: dict[str, int], recording: dict[str, Any]) -> Agreement:
             _compare_load(number, engine, detail)
             _count(agreement, step, detail, held)
     assert engine.step() is None
-    engine._scheduler.pool.check_integrity()
+    engine._scheduler.kv.pool.check_integrity()
     agreement.preemptions = sum(one["preemptions"] for one in recording["requests"].values())
     return agreement
 

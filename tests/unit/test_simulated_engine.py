@@ -42,7 +42,7 @@ def finish(engine: SimulatedEngine, *requests: SimulatedRequest) -> list[Step]:
         engine.add(one)
     steps = []
     while (step := engine.step()) is not None:
-        engine._scheduler.pool.check_integrity()
+        engine._scheduler.kv.pool.check_integrity()
         steps.append(step)
     return steps
 
@@ -151,7 +151,7 @@ def test_an_aborted_request_frees_its_blocks_and_says_no_more(in_flight: bool) -
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_an_engine_that_cannot_go_on_says_so_instead_of_going_round(in_flight: bool) -> None:
     engine = engine_of(async_scheduling=in_flight)
-    engine._scheduler.pool.take(8)  # nobody will give these back
+    engine._scheduler.kv.pool.take(8)  # nobody will give these back
     engine.add(request("a", PROMPT))
     with pytest.raises(Stuck, match="1 requests wait"):
         engine.step()

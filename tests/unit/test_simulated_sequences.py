@@ -91,7 +91,7 @@ class Driven:
 
     def step(self) -> bool:
         step = self.engine.step()
-        self.engine._scheduler.pool.check_integrity()
+        self.engine._scheduler.kv.pool.check_integrity()
         if step is not None:
             self.steps.append(step)
             self._book(step)
@@ -116,7 +116,7 @@ class Driven:
         for name in ends:
             one = self.requests[name]
             assert tokens[name] == min(one.output_tokens, SPEC.max_model_len - one.prompt_tokens)
-        pool = self.engine._scheduler.pool
+        pool = self.engine._scheduler.kv.pool
         assert {key for key, count in self.held[GPU].items() if count} == set(pool._cached)
         assert pool.usage == 0
 
@@ -138,8 +138,8 @@ def test_every_request_ends_once_with_its_tokens_and_events_tell_what_is_held(
     driven.check_books()
     if lower:
         held = {key for key, count in driven.held[CPU].items() if count}
-        assert driven.engine._scheduler.lower is not None
-        assert held == set(driven.engine._scheduler.lower._held)
+        assert driven.engine._scheduler.kv.lower is not None
+        assert held == set(driven.engine._scheduler.kv.lower._held)
 
 
 @settings(deadline=None, max_examples=80)
