@@ -24,7 +24,16 @@ from deployments.protocol import Delta, EngineMedia, EngineRequest, Failed, Fini
 from processors import LayoutOptions, ModelFiles, find_layout
 from router.residency import Residency
 from router.subscription import EventSubscription
-from sightline_types import DecisionId, DegradeReason, ImageSize, KeyScheme, KeySpec, MediaId, Modality
+from sightline_types import (
+    DecisionId,
+    DegradeReason,
+    ImageSize,
+    KeyScheme,
+    KeySpec,
+    MediaId,
+    Modality,
+    VideoShape,
+)
 from simulation import EngineSpec, Profile, SimulatedEngine
 from simulation.config import SimulationConfig
 from tests.unit.tiny_files import tiny_folder
@@ -113,6 +122,21 @@ async def test_pictures_are_laid_out_as_the_family_does_and_keyed_by_identity(fo
     assert first[-1].prompt_tokens == 40 + num_tokens
     assert again[-1].cached_tokens == (40 + num_tokens - 1) // BLOCK * BLOCK
     assert another[-1].cached_tokens == 16
+
+
+async def test_a_clip_is_laid_out_by_the_frames_that_come(folder):
+    shape = VideoShape(ImageSize(64, 48), 4, 30.0, (0, 20, 39, 59), 60)
+    clip = EngineMedia(Modality.VIDEO, MediaId(9), "frames", 0, 4 * 48 * 64 * 3, (4, 48, 64, 3), shape)
+    layout = find_layout(ModelFiles.load(folder), LayoutOptions())
+    source = await media_source(config(folder))
+    ids = [*prompt(20), token_id("<|video_pad|>")]
+    async with started(folder) as engine:
+        shapes = await source.decode([clip], bytes(clip.length))
+        finished = (await ask(engine, request("a", ids, [clip]), shapes))[-1]
+        families = {one.family for one in (await engine.contract()).layouts}
+    await source.aclose()
+    assert finished.prompt_tokens == 20 + len(layout.replacement(shape).ids)
+    assert families == {"qwen3_vl", "qwen3_vl+video", "qwen3_vl+image+video"}
 
 
 async def test_an_item_that_comes_by_its_identity_alone_is_held_once_it_was_given(folder):
