@@ -137,7 +137,7 @@ def measure(run: str, options: argparse.Namespace, folder: Path) -> dict[str, An
     profile, concurrency, requests = run.split(":")
     file = folder / "figures.json"
     call = [sys.executable, "-m", "app", "bench", "--url", f"http://{HOST}:{options.port}", "--model", "m"]
-    call += ["--profile", profile, "-c", concurrency, "-n", requests, "--duration", "600", "-q"]
+    call += ["--profile", profile, "-c", concurrency, "-n", requests, "-q"]
     call += ["--sightline", "--within", str(os.getpid()), "--json", str(file)]
     call += ["--no-calibration", "--no-usage"] if options.bare else []
     subprocess.run(call, check=True, cwd=ROOT)

@@ -241,6 +241,9 @@ class EventRelay:
             if wait_s <= 0:
                 await self._push_once(PUSH_TIMEOUT_S)
                 continue
+            if self._has_news:
+                await asyncio.sleep(wait_s)  # more news make it due no sooner
+                continue
             # Not `wait_for`: in Python 3.11 it can swallow the cancellation that ends this task.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
