@@ -81,10 +81,11 @@ class MediaConfig(BaseModel):
         "alone names the picture, as in vLLM, and a client can leave the picture out.",
     )
     probe_budget_ms: int = Field(
-        300,
+        0,
         ge=0,
-        description="Milliseconds that a request waits for sizes of pictures behind URLs. Afterwards it is "
-        "routed with an estimate (`size_unknown`); the answer still counts for the next one.",
+        description="Milliseconds that a request asks for sizes of pictures behind URLs before their files are "
+        "read. 0: the file, which is read before the decision, tells the size, and its origin is asked once "
+        "instead of twice.",
     )
     probe_bytes: int = Field(
         1 << 20,

@@ -274,7 +274,6 @@ class EventRelay:
     async def _push_once(self, timeout_s: float) -> None:
         """Send one message. Never raises: what was not taken is sent again, from a table."""
         message = self._message()
-        self._last_push = self._clock()
         reply: PushReply | None = None
         try:
             async with asyncio.timeout(timeout_s):
@@ -282,6 +281,8 @@ class EventRelay:
         except Exception as error:  # whatever the transport raises: the actor is away, and comes back
             log.debug("worker %s: push %d failed: %r", self._worker, message.seq, error)
         finally:
+            # The pause begins with the answer: a busy actor is told less often.
+            self._last_push = self._clock()
             self._settle(message, reply)
 
     def _message(self) -> WorkerPush:
