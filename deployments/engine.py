@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import time
@@ -82,6 +83,7 @@ class Engine:
         self._ranks = ReplicaRanks([self._rank(number, engine, contract) for number, engine in engines])
         await self._ranks.start()
         self._watcher = spawn(self._watch_engine())
+        gc.freeze()  # what is here by now stays; to look it through for garbage would stop all requests
         log.info("replica %s: ready after %.0f s", self._replica, time.monotonic() - began)
 
     def _rank(self, number: int, engine: EngineRank, contract: WorkerContract) -> RankWorker:
