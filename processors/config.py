@@ -84,8 +84,8 @@ class MediaConfig(BaseModel):
         0,
         ge=0,
         description="Milliseconds that a request asks for sizes of pictures behind URLs before their files "
-        "are read. 0: the file, which is read before the decision, tells the size, and its origin is asked once "
-        "instead of twice.",
+        "are read. 0: the file, which is read before the decision, tells the size, and its origin is asked "
+        "once instead of twice.",
     )
     probe_bytes: int = Field(
         1 << 20,
