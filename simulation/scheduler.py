@@ -62,10 +62,12 @@ class Scheduler:
             done = sequence.num_computed
             if done + 1 >= sequence.quiet_end:
                 break
-            sequence.num_computed = done + 1
             if is_async:
+                if not sequence.placeholders:
+                    break  # it sat out a step: its newest token is known, and may fill its block
                 sequence.in_flight += 1
                 sequence.placeholders += 1
+            sequence.num_computed = done + 1
             chunks.append((sequence, 1, True))
             context += done
             index += 1
@@ -155,8 +157,10 @@ class Scheduler:
         plan.chunks.append((sequence, num_tokens, samples))
         plan.token_budget -= num_tokens
         if samples:
-            held = len(sequence.blocks) * self._spec.block_size
-            sequence.quiet_end = min(held, sequence.end_tokens)
+            # A block that is full when this token is computed can be found at once where the token is known,
+            # and one step later where it is still awaited.
+            full = len(sequence.blocks) * self._spec.block_size + is_async
+            sequence.quiet_end = min(full, sequence.end_tokens)
             sequence.placeholders += is_async
         if choice.encodes:
             self._encode(plan, sequence, choice)

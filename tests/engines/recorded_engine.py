@@ -192,7 +192,7 @@ class Conversations:
         """Token ids with one placeholder a picture, and the pictures."""
         if self._past and self._random.random() < 0.35:
             tokens, pictures = self._random.choice(self._past[-12:])
-            if self._random.random() < 0.5:
+            if self._random.random() < 0.3:
                 tokens = [*tokens, *self._words(self._random.randrange(1, 60))]
         else:
             tokens, pictures = self._fresh()
@@ -212,7 +212,7 @@ class Conversations:
         for _ in pictures:
             tokens += [VISION_START, IMAGE, VISION_END, *self._words(self._random.randrange(0, 40))]
         tokens += self._words(self._random.randrange(1, 80))
-        if self._random.random() < 0.4:  # a repeat then computes its last block again, beside the cached one
+        if self._random.random() < 0.6:  # a repeat then computes its last block again, beside the cached one
             tokens += self._words(-_expanded(tokens, pictures) % SIZES["block"])
         return tokens, pictures
 

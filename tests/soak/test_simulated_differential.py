@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 @pytest.fixture(scope="module", autouse=True)
 def in_full() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(short.COUNTS, "model", 1500)
         patch.setitem(short.COUNTS, "sync", 4000)
         patch.setitem(short.COUNTS, "async", 4000)
         patch.setattr(short, "RECORDING_S", 3000)
