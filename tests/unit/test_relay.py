@@ -407,6 +407,28 @@ async def test_reports_from_another_thread_arrive_in_order() -> None:
         assert actor.lifecycle == events
 
 
+async def test_the_pause_between_pushes_begins_with_the_answer() -> None:
+    """So that an actor that is slow to answer is told less often."""
+    now = 100.0
+
+    class SlowActor(Actor):
+        async def push(self, message: WorkerPush) -> PushReply:
+            nonlocal now
+            now += 10.0
+            return await super().push(message)
+
+    actor = SlowActor()
+    async with relaying(actor, None, clock=lambda: now) as relay:
+        relay.report(life("started"))
+        await asyncio.sleep(0.02)
+        pushes = len(actor.pushes)
+        relay.report(life("first_token"))
+        await asyncio.sleep(0.02)
+        assert len(actor.pushes) == pushes  # no time has passed since the last answer
+        now += 1.0
+        await actor.until(lambda: len(actor.lifecycle) == 2)
+
+
 async def test_every_message_says_how_the_engine_is() -> None:
     load = EngineLoad(1, 2, 0.5)
     actor = Actor()

@@ -139,6 +139,15 @@ async def test_the_file_makes_exact_what_its_address_could_not(door: Door, serve
     assert first.prompt.first_turn_tokens == foreseen.first_turn_tokens
 
 
+@pytest.mark.parametrize(
+    "door", [{"identity": "url", "probe_budget_ms": MediaConfig().probe_budget_ms}], indirect=True
+)
+async def test_by_default_a_new_address_is_asked_once(door: Door, server: Origin) -> None:
+    _, shipment = await door.send(image(server.url("/a")))
+    assert shipment.prompt.is_exact
+    assert len(server.requests) == 1
+
+
 @pytest.mark.parametrize("door", [{"identity": "url", "cache_bytes": 0}], indirect=True)
 async def test_a_file_that_changed_behind_its_address_is_laid_out_as_it_is(
     door: Door, server: Origin
