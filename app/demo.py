@@ -32,8 +32,6 @@ WORKER_ENV = {
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_DEDUP_LOGS": "0",
-    # Serve's own path to a replica at a third of the cost (docs/http_performance.md).
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
 }
 #: Two small engines on two cores.
 TINY_ENGINE_ARGS = {
