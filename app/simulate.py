@@ -17,6 +17,8 @@ from app.progress import ProgressLine
 from app.simulate_args import (
     ArgumentError,
     check_counts,
+    check_outputs,
+    check_workload,
     read_changes,
     read_policies,
     read_profile,
@@ -46,7 +48,7 @@ class _Job:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status 0, or 1 with a message where something asked for cannot be."""
+    """Exit status 0, or 1 with a message where something asked for cannot be, or no request was served."""
     if args.list:
         print("\n".join(_listing()))
         return 0
@@ -68,6 +70,8 @@ def _first_line(error: Exception) -> str:
 def _run(args: argparse.Namespace) -> int:
     workload = find_workload(args.workload)
     check_counts(args)
+    check_workload(args, workload)
+    check_outputs(args)
     draw = _report_writer(args)
     scenario = _scenario(args)
     jobs = list(_jobs(args, workload, scenario))
@@ -82,7 +86,18 @@ def _run(args: argparse.Namespace) -> int:
             args.json.write_text(text + "\n", encoding="utf-8")
     if draw is not None:
         print(f"report: {draw(args.report, workload, runs)}", file=sys.stderr)
-    return 0
+    for line in _failures(runs):
+        print(f"sightline: {line}", file=sys.stderr)
+    return 0 if any(each.run.summary.served for each in runs) else 1
+
+
+def _failures(runs: Sequence[RatedRun]) -> Iterator[str]:
+    """Of each run that has some: how many, and why the first one was given up."""
+    for each in runs:
+        failed = [record.failure for record in each.run.records if not record.is_served]
+        if failed:
+            why = failed[0] or "not sent, because the turn before it failed"
+            yield f"{_title(each.run.policy, each.rate)}: {len(failed)} requests failed, the first: {why}"
 
 
 def _report_writer(args: argparse.Namespace) -> Any:
@@ -145,19 +160,19 @@ def _results(jobs: Sequence[_Job], at_a_time: int) -> Iterator[FleetRun]:
         if at_a_time <= 1 or len(jobs) == 1:
             for job in jobs:
                 num_requests = sum(len(session.turns) for session in job.sessions)
-                note = progress.begin(_title(job), num_requests)
+                note = progress.begin(_title(job.policy, job.rate), num_requests)
                 yield simulate(job.sessions, job.scenario, job.policy, note)
                 progress.end()
             return
         with ProcessPoolExecutor(at_a_time, mp_context=get_context("spawn")) as pool:
             for job, result in zip(jobs, pool.map(_run_job, jobs), strict=True):
-                progress.begin(_title(job), 0)
+                progress.begin(_title(job.policy, job.rate), 0)
                 yield result
                 progress.end()
 
 
-def _title(job: _Job) -> str:
-    return job.policy if job.rate is None else f"{job.policy} at {job.rate:g}/s"
+def _title(policy: str, rate: float | None) -> str:
+    return policy if rate is None else f"{policy} at {rate:g}/s"
 
 
 def _run_job(job: _Job) -> FleetRun:

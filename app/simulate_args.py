@@ -14,10 +14,13 @@ from router import RouterConfig
 from simulation.presets import PRESETS
 from simulation.profile import Profile
 from simulation.scenario import POLICIES, Change
+from simulation.workloads import Workload
 
 __all__ = [
     "ArgumentError",
     "check_counts",
+    "check_outputs",
+    "check_workload",
     "profiles",
     "read_changes",
     "read_policies",
@@ -42,6 +45,32 @@ def check_counts(args: argparse.Namespace) -> None:
         raise ArgumentError(f"--picture-share {share}: from 0 to 1")
     if pause is not None and pause < 0:
         raise ArgumentError(f"--think-s {pause}: 0 or more seconds")
+
+
+def check_workload(args: argparse.Namespace, workload: Workload) -> None:
+    """Raises ArgumentError for an option that this workload would not read."""
+    name = workload.alias
+    if args.trace is not None and not workload.needs_trace:
+        raise ArgumentError(
+            f"--trace {args.trace}: {name} makes its own requests; --workload T replays a trace"
+        )
+    if args.picture_share is not None and not workload.needs_trace:
+        raise ArgumentError(f"--picture-share {args.picture_share}: {name} replays no trace")
+    if args.rate is not None and not workload.has_rate:
+        raise ArgumentError(f"--rate {args.rate}: in {name}, a closed loop, users wait for their answers")
+    if args.think_s is not None and workload.has_rate:
+        raise ArgumentError(f"--think-s {args.think_s}: {name} is not a closed loop, as W2 is")
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Before anything runs. Raises ArgumentError where a result could not be written afterwards."""
+    if args.json is not None and str(args.json) != "-" and not args.json.parent.is_dir():
+        raise ArgumentError(f"--json {args.json}: there is no folder {args.json.parent}")
+    if args.report is not None:
+        try:
+            args.report.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ArgumentError(f"--report {args.report}: {error.strerror}") from error
 
 
 def read_rates(text: str) -> list[float]:
@@ -86,6 +115,8 @@ def read_router(texts: Sequence[str]) -> RouterConfig:
         name, equals, value = text.partition("=")
         if not equals or name not in RouterConfig.model_fields:
             raise ArgumentError(f"--router {text!r}: NAME=VALUE with a setting of `router:`")
+        if name == "policy":
+            raise ArgumentError(f"--router {text!r}: the policies that are compared are named by --policies")
         try:
             given[name] = json.loads(value)
         except ValueError:
@@ -108,5 +139,9 @@ def read_profile(text: str) -> Profile:
         raise ArgumentError(f"--profile: no preset {text!r}: there are {', '.join(sorted(presets))}")
     try:
         return Profile.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"--profile {text}: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ": ".join([*map(str, first["loc"]), first["msg"]])
+        raise ArgumentError(f"--profile {text}: {what}") from error

@@ -18,7 +18,7 @@ __all__ = ["run", "size_in_data_url"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status 0, or 1 where a line cannot be read; then nothing is written."""
+    """Exit status 0, or 1 where a line cannot be read or there is none; then nothing is written."""
     width, _, height = args.size.partition("x")
     if not (width.isdigit() and height.isdigit() and int(width) and int(height)):
         print(f"sightline: --size {args.size!r}: WIDTHxHEIGHT, such as 1280x720", file=sys.stderr)
@@ -30,10 +30,16 @@ def run(args: argparse.Namespace) -> int:
         lines = [
             request.model_dump_json(exclude_none=True) for request in anonymizer.convert(_lines(args.log))
         ]
+        if not lines:
+            raise TraceError("no requests in it")
     except (OSError, UnicodeDecodeError, TraceError) as error:
         print(f"sightline: {args.log}: {error}", file=sys.stderr)
         return 1
-    args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    try:
+        args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        print(f"sightline: --out {args.out}: {error.strerror}", file=sys.stderr)
+        return 1
     print(f"{args.out}: {len(lines)} requests")
     return 0
 

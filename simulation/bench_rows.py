@@ -68,7 +68,9 @@ def read_rows(path: Path) -> list[BenchRow]:
         try:
             rows.append(BenchRow.model_validate_json(line))
         except ValidationError as error:
-            raise FitError(f"{path}, line {number}: no row of `sightline bench --rows`: {error}") from error
+            first = error.errors()[0]
+            what = ": ".join([*map(str, first["loc"]), first["msg"]])
+            raise FitError(f"{path}, line {number}: no row of `sightline bench --rows`: {what}") from error
     return rows
 
 

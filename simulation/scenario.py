@@ -49,7 +49,10 @@ class Scenario(BaseModel):
     )
     dispatch_ms: float = Field(1.0, ge=0, description="Milliseconds from the decision to the engine's queue.")
     event_delay_ms: float = Field(
-        2.0, ge=0, description="Milliseconds that a worker's message takes to the router, each way the same."
+        2.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Milliseconds that a worker's message takes to the router, each way the same.",
     )
     event_loss: float = Field(
         0.0, ge=0, lt=1, description="Share of the workers' messages that are lost; the next one is a table."

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -32,15 +32,20 @@ _Line = TypeVar("_Line", bound=BaseModel)
 #: Tokens that one id of `hash_ids` stands for (Mooncake, FAST'25 release).
 MOONCAKE_BLOCK_TOKENS = 512
 
+#: Milliseconds from a trace's beginning, or between two turns: 100 years also hold times since 1970.
+Millis = Annotated[float, Field(ge=0, le=3.2e12, allow_inf_nan=False)]
+#: Longer than any model's context; what is longer is a wrong number, and would fill the memory with keys.
+MAX_TOKENS = 1 << 24
+
 
 class MooncakeRequest(BaseModel):
     """timestamp: milliseconds. hash_ids: of each 512-token block; equal ids are equal prompts up to there."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    timestamp: float = Field(ge=0)
-    input_length: int = Field(ge=1)
-    output_length: int = Field(ge=0)
+    timestamp: Millis
+    input_length: int = Field(ge=1, le=MAX_TOKENS)
+    output_length: int = Field(ge=0, le=MAX_TOKENS)
     hash_ids: tuple[int, ...]
 
     @model_validator(mode="after")
@@ -60,7 +65,7 @@ class TracePart(BaseModel):
 
     text: str | None = None
     picture: str | None = None
-    tokens: int | None = Field(None, ge=0)
+    tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     size: str | None = Field(None, pattern=r"^[1-9][0-9]{0,5}x[1-9][0-9]{0,5}$")
 
     @model_validator(mode="after")
@@ -82,12 +87,12 @@ class TraceRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    at_ms: float = Field(ge=0)
+    at_ms: Millis
     parts: tuple[TracePart, ...] = Field(min_length=1)
-    output_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=1, le=MAX_TOKENS)
     output: str | None = None
     session: str | None = None
-    think_ms: float | None = Field(None, ge=0)
+    think_ms: Millis | None = None
 
 
 @dataclass(frozen=True, slots=True)

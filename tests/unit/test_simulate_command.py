@@ -81,6 +81,15 @@ def test_the_list_names_workloads_and_profiles(capsys):
         (["--block-size", "0"], "--block-size"),
         (["--requests", "0"], "--requests"),
         (["--change", "1:die:8"], "worker 8"),
+        (["--event-delay-ms", "inf"], "event_delay_ms"),
+        (["--router", "policy=kv_blocks"], "--policies"),
+        (["--trace", "x.jsonl"], "--workload T"),
+        (["--picture-share", "0.5"], "--picture-share 0.5"),
+        (["--think-s", "1"], "--think-s 1.0: W1"),
+        (["--workload", "W2", "--rate", "3"], "--rate 3"),
+        (["--json", "/nowhere/x.json"], "no folder /nowhere"),
+        (["--report", "/dev/null/x"], "--report /dev/null/x"),
+        (["--profile", "/dev/null.json"], "--profile /dev/null.json"),
     ],
 )
 def test_what_cannot_be_is_named_on_one_line(words, message, capsys):
@@ -109,6 +118,28 @@ def test_a_log_that_cannot_be_read_leaves_no_trace(tmp_path, capsys):
     assert not (tmp_path / "out.jsonl").exists()
     assert "line 1" in capsys.readouterr().err
     assert main(["trace", str(log), "--out", str(tmp_path / "out.jsonl"), "--size", "big"]) == 1
+
+
+def test_an_empty_log_is_no_trace_and_a_trace_needs_a_folder(tmp_path, capsys):
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n")
+    assert main(["trace", str(log), "--out", str(tmp_path / "out.jsonl")]) == 1
+    assert "no requests" in capsys.readouterr().err
+    log.write_text(json.dumps({"messages": [{"role": "user", "content": "hello"}]}))
+    assert main(["trace", str(log), "--out", str(tmp_path / "no" / "out.jsonl")]) == 1
+    assert "--out" in capsys.readouterr().err
+
+
+def test_requests_that_no_worker_can_hold_are_told_with_their_reason(capsys):
+    assert main([*SMALL, "--kv-tokens", "100", "--policies", "kv"]) == 1
+    assert "kv at 30/s: 20 requests failed, the first:" in capsys.readouterr().err
+
+
+def test_a_profile_that_is_none_is_named(tmp_path, capsys):
+    file = tmp_path / "profile.json"
+    file.write_text("")
+    assert main(["simulate", "--profile", str(file)]) == 1
+    assert str(file) in capsys.readouterr().err
 
 
 class Terminal(io.StringIO):

@@ -115,7 +115,9 @@ def test_rows_that_cannot_be_read_are_named(
     if content is not None:
         path.write_text(content)
     assert main(["fit-profile", str(path)]) == 1
-    assert named in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert named in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", ["x", "0=f", "=f", "9="])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -111,6 +112,9 @@ def test_an_answer_can_be_quoted_by_its_name(tmp_path):
         ([{"at_ms": 0, "parts": [{"tokens": 3}], "output_tokens": 1}], "either `text` or `picture`"),
         ([{"at_ms": -1, "parts": [{"text": "a", "tokens": 1}], "output_tokens": 1}], "at_ms"),
         ([{"at_ms": 0, "parts": [{"picture": "a", "size": "9"}], "output_tokens": 1}], "size"),
+        ([{"at_ms": math.inf, "parts": [{"text": "a", "tokens": 1}], "output_tokens": 1}], "at_ms"),
+        ([{"at_ms": 0, "parts": [{"text": "a", "tokens": 1 << 32}], "output_tokens": 1}], "tokens: Input"),
+        ([{"at_ms": 0, "parts": [{"text": "a", "tokens": 1}], "output_tokens": 1 << 32}], "output_tokens"),
         ([""], "no requests"),
     ],
 )
