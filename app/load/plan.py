@@ -15,6 +15,8 @@ __all__ = ["Plan"]
 
 #: Requests a second that bodies are made for in a closed loop, which may take fewer.
 _FAST = 500.0
+#: Tokens of text that are made before the run at most: some 100 MB, and seconds. The rest is made in it.
+_PREPARED_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,9 @@ class Plan:
     @property
     def prepared_requests(self) -> int:
         """Requests to make before the run; of a run by time, as many as a fast endpoint would take."""
+        most = max(1, _PREPARED_TOKENS // self.workload.words)
         if self.limit.requests is not None:
-            return self.limit.requests
+            return min(most, self.limit.requests)
         a_second = self.open.rate if self.open is not None else _FAST
-        expected = a_second * (self.limit.duration_s or 0.0)
-        return round(expected + 5 * math.sqrt(expected))  # arrivals scatter
+        expected = min(float(most), a_second * (self.limit.duration_s or 0.0))
+        return min(most, round(expected + 5 * math.sqrt(expected)))  # arrivals scatter

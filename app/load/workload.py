@@ -11,6 +11,11 @@ from app.load.errors import UsageError
 __all__ = ["NAMED", "Kind", "Workload", "named"]
 
 
+#: Of tokens in one text, and of pixels in one picture: more would fill this machine before the endpoint.
+MOST_TOKENS = 10_000_000
+MOST_PIXELS = 1 << 26
+
+
 class Kind(StrEnum):
     TEXT = "text"
     SHARED_PREFIX = "shared_prefix"
@@ -47,6 +52,12 @@ class Workload:
         for name in ("prompt_tokens", "shared_tokens", "shared_count", "new_tokens", "pictures", "turns"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        for name in ("prompt_tokens", "shared_tokens", "new_tokens"):
+            if getattr(self, name) > MOST_TOKENS:
+                raise UsageError(f"{name} is {getattr(self, name)}: it must be at most {MOST_TOKENS}")
+        width, height = self.picture_size
+        if width * height > MOST_PIXELS or max(width, height) > 65_535:
+            raise UsageError(f"a picture of {width}x{height}: at most {MOST_PIXELS} pixels, 65535 a side")
         for limited in (self.repeat, self.conversations):
             if limited is not None and limited < 1:
                 raise UsageError(f"{limited} pictures or conversations: there must be at least 1")
@@ -54,6 +65,11 @@ class Workload:
     @property
     def has_pictures(self) -> bool:
         return self.kind in (Kind.DATA_PICTURE, Kind.HTTP_PICTURE)
+
+    @property
+    def words(self) -> int:
+        """Tokens of text that are made for each request."""
+        return self.new_tokens if self.kind is Kind.SHARED_PREFIX else self.prompt_tokens
 
     @property
     def repeats(self) -> int:

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ import pytest
 from chat_server import chat_endpoint, texts, urls
 
 from app.cli import main
+from app.load.plan import Plan
+from app.load.run import Limit
+from app.load.target import Target
+from app.load.workload import Kind, Workload
 
 NOT_HERE = ["--profile", "http64", "--picture-bind", "192.0.2.1"]
 SMALL = ["--timeout", "20", "--warmup", "0"]
@@ -216,6 +221,8 @@ def test_an_endpoint_without_a_model_says_so(capsys):
         (["--rate", "-1"], "above 0"),
         (["--repeat", "none"], "a number from 1"),
         (["--picture-size", "1024"], "WxH"),
+        (["--picture-size", "100000x100000"], "at most 67108864 pixels"),
+        (["--prompt-tokens", "99999999999"], "at most 10000000"),
         (["--body", "[1]"], "give an object"),
         (["--pid", "router=99999999"], "no such process"),
         (["--process-match", "router=("], "--process-match router=("),
@@ -230,6 +237,14 @@ def test_an_endpoint_without_a_model_says_so(capsys):
 def test_what_cannot_be_is_refused_with_status_2(options, said, capsys):
     assert main(["bench", *options]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_long_run_of_long_prompts_is_not_made_whole_beforehand():
+    target, load = Target.parse("http://x"), Workload(Kind.TEXT, prompt_tokens=100_000)
+    an_hour = Plan(target, "text", load, Limit(None, 3600.0))
+    assert 1 <= an_hour.prepared_requests * load.prompt_tokens <= 1 << 24
+    assert replace(an_hour, limit=Limit(10**9)).prepared_requests == an_hour.prepared_requests
+    assert replace(an_hour, limit=Limit(20)).prepared_requests == 20
 
 
 def test_its_help_names_the_profiles(capsys):
