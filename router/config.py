@@ -149,6 +149,12 @@ class RouterConfig(BaseModel):
         "delays. Above 0, a twin of a request under way waits for it rather than computing the same "
         "elsewhere. Higher: less work done twice, longer waits.",
     )
+    crowding_requests: float = Field(
+        5.0,
+        gt=0,
+        description="Active requests of a worker at which `crowding` counts twice, as computing delays them "
+        "all. Lower: among busy workers the cache decides, and idle ones take what they have to compute.",
+    )
     decision_budget_ms: float = Field(
         50.0,
         gt=0,

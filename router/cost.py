@@ -32,6 +32,7 @@ class Weights(NamedTuple):
     crowding: float
     lower_tier_credit: float
     strange_prompt_tokens: float = 0.0
+    crowding_requests: float = 5.0
 
     @classmethod
     def from_config(cls, config: RouterConfig) -> Weights:
@@ -42,6 +43,7 @@ class Weights(NamedTuple):
             config.kv_pressure_ms,
             config.crowding,
             config.lower_tier_credit,
+            crowding_requests=config.crowding_requests,
         )
 
 
@@ -66,10 +68,13 @@ def pressure_ms(weights: Weights, active_requests: float, kv_usage: float, compu
     Active requests cost more than their number: at `saturation_requests` each further one costs three
     times the first, so that a prefix that everybody shares does not hold everybody on one worker, where
     the saved prefill is the same for all but the decode steps grow.
-    The last term makes work that another request does anyway worth a wait: without it, waiting for a
-    twin's prefill and doing it again on an idle worker cost the same.
+    The last term is what the request's own computing takes from the others: it stands still for each that
+    runs there or waits. So a cold worker with few requests is worth its recomputing before one that holds
+    everything and everybody, and among equally busy ones the cache decides. It is not 0 on an idle worker:
+    else waiting for a twin's prefill and doing it again there would cost the same.
     kv_usage: 0 to 1, more where more is booked than fits. computing_ms: this request's encode and prefill.
     """
     decoding = weights.decode_ms_per_request * active_requests
     decoding *= 1.0 + active_requests / weights.saturation_requests
-    return decoding + weights.kv_pressure_ms * kv_usage * kv_usage + weights.crowding * computing_ms
+    delaying = weights.crowding * (1.0 + active_requests / weights.crowding_requests) * computing_ms
+    return decoding + weights.kv_pressure_ms * kv_usage * kv_usage + delaying

@@ -1,4 +1,7 @@
-"""All candidates of one request, scored in one pass over the rows of their workers."""
+"""All candidates of one request, scored in one pass over the rows of the workers that may take it.
+
+The compiled form is kept by this file's own size and age: who changes `router.cost` touches it, too.
+"""
 
 from __future__ import annotations
 

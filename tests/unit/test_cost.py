@@ -132,8 +132,10 @@ def test_a_full_cache_costs_with_the_square_of_its_usage():
     assert pressure_ms(WEIGHTS, 0, 0.5, 0.0) == 25.0
 
 
-def test_a_share_of_the_requests_own_computing_counts_for_those_it_delays():
-    assert pressure_ms(WEIGHTS._replace(crowding=0.25), 0, 0.0, 80.0) == 20.0
+def test_a_share_of_the_requests_own_computing_counts_for_each_one_that_it_delays():
+    weights = WEIGHTS._replace(crowding=0.25, decode_ms_per_request=0.0)
+    assert pressure_ms(weights, 0, 0.0, 80.0) == 20.0
+    assert pressure_ms(weights._replace(crowding_requests=1.0), 3, 0.0, 80.0) == 80.0
 
 
 def test_the_weights_come_from_the_configuration_each_in_its_place():
@@ -143,9 +145,10 @@ def test_the_weights_come_from_the_configuration_each_in_its_place():
         saturation_requests=9,
         kv_pressure_ms=5,
         crowding=6,
+        crowding_requests=7,
         lower_tier_credit=0.5,
     )
-    assert Weights.from_config(config) == Weights(2, 4, 9, 5, 6, 0.5)
+    assert Weights.from_config(config) == Weights(2, 4, 9, 5, 6, 0.5, crowding_requests=7)
 
 
 def test_a_cold_worker_computes_everything():
@@ -288,7 +291,7 @@ _cases = st.builds(
 )
 _weights = st.builds(
     Weights, *(st.floats(0, 10) for _ in range(2)), st.floats(1, 100), *(st.floats(0, 10) for _ in range(2)),
-    st.floats(0, 1), st.floats(0, 500),
+    st.floats(0, 1), st.floats(0, 500), st.floats(1, 100),
 )  # fmt: skip
 _spans = st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(0, 5), st.integers(1, 30))
 
@@ -346,7 +349,9 @@ def check_naively(case: Case, row, query: RouteQuery, weights: Weights) -> None:
     if case.capacity:
         usage = max(usage, case.load[4] / case.capacity) + (n // size - held) / case.capacity
     pressure = weights.decode_ms_per_request * active * (1 + active / weights.saturation_requests)
-    pressure += weights.kv_pressure_ms * usage**2 + weights.crowding * (row["encode_ms"] + row["prefill_ms"])
+    pressure += weights.kv_pressure_ms * usage**2
+    crowd = weights.crowding * (1 + active / weights.crowding_requests)
+    pressure += crowd * (row["encode_ms"] + row["prefill_ms"])
     assert row["pressure_ms"] == pytest.approx(pressure)
     assert row["cost_ms"] == pytest.approx(
         sum(row[f"{t}_ms"] for t in ("wait", "encode", "prefill", "pressure"))
