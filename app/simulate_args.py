@@ -30,16 +30,22 @@ __all__ = [
 ]
 
 
+#: What a run may have at most: more would fill the memory for hours before the first figure.
+_MOST = {"requests": 2_000_000, "workers": 10_000, "jobs": 1024}
+
+
 class ArgumentError(ValueError):
     """A value on the command line that cannot be used. The message says the value and what would do."""
 
 
 def check_counts(args: argparse.Namespace) -> None:
-    """Raises ArgumentError where a number of things is below 1, or a share is none."""
+    """Raises ArgumentError where a number of things is below 1 or beyond reason, or a share is none."""
     for name in ("requests", "workers", "kv_tokens", "block_size", "max_num_seqs", "batched_tokens", "jobs"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ArgumentError(f"--{name.replace('_', '-')} {value}: at least 1")
+        if value is not None and value > _MOST.get(name, value):
+            raise ArgumentError(f"--{name.replace('_', '-')} {value}: at most {_MOST[name]}")
     share, pause = args.picture_share, args.think_s
     if share is not None and not 0 <= share <= 1:
         raise ArgumentError(f"--picture-share {share}: from 0 to 1")
@@ -103,7 +109,8 @@ def read_changes(texts: Sequence[str]) -> tuple[Change, ...]:
             changes.append(Change.model_validate({"at_s": at_s, "kind": kind, "number": number or 1}))
         except ValidationError as error:
             raise ArgumentError(
-                f"--change {text!r}: SECONDS:KIND:NUMBER, such as 20:die:2; KIND is join, leave or die"
+                f"--change {text!r}: SECONDS:KIND:NUMBER, such as 20:die:2; KIND is join, leave or die, "
+                "NUMBER at most 10000"
             ) from error
     return tuple(changes)
 

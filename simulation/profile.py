@@ -22,7 +22,7 @@ __all__ = ["Profile"]
 class Profile(BaseModel):
     """The time of one model on one kind of hardware. The default takes no time at all."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field("custom", description="What it is called in reports.")
     source: str = Field("", description="Where its numbers come from, and which are estimates.")

@@ -29,7 +29,10 @@ class Change(BaseModel):
         "has. `die`: one is gone, and its requests start again elsewhere."
     )
     number: int = Field(
-        1, ge=0, description="How many join; else which one (by its number, from 0) leaves or dies."
+        1,
+        ge=0,
+        le=10_000,
+        description="How many join; else which one (by its number, from 0) leaves or dies.",
     )
 
 

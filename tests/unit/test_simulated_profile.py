@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from simulation import PRESETS, FitError, Measurement, Profile, StepWork, fit, preset
 
@@ -101,3 +102,9 @@ def test_presets_say_where_they_come_from_and_faster_hardware_is_faster() -> Non
 def test_an_unknown_preset_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"called 'h1000'; known: instant.*h100-qwen3-vl-8b"):
         preset("h1000")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
+def test_a_profile_that_never_ends_is_refused(value: float) -> None:
+    with pytest.raises(ValidationError, match="decode_base_ms"):
+        Profile(decode_base_ms=value)
