@@ -13,8 +13,8 @@ from app.load.texts import Texts, TokenRate
 
 __all__ = ["find_model", "measure_tokens"]
 
-#: Words of the two prompts that are counted.
-_COUNTED = (24, 152)
+#: Words of the shorter one of the two prompts that are counted.
+_COUNTED = 24
 
 
 class _Model(msgspec.Struct):
@@ -54,12 +54,14 @@ async def measure_tokens(client: Client, bodies: Bodies, texts: Texts, target: T
         EndpointError: unreachable, or it does not answer the two.
     """
     counted = []
-    for words in _COUNTED:
-        body = bodies.body(message(b"user", texts.words(words)))
+    short = texts.words(_COUNTED)
+    for text in (short, short + b" " + texts.every_word()):
+        words = text.count(b" ") + 1
+        body = bodies.body(message(b"user", text))
         exchange = await client.chat(body, is_streamed=bodies.is_streamed)
         if exchange.error is not None:
-            text = bytes(exchange.error.body[:500]).decode(errors="replace")
-            raise EndpointError(f"{target.url} refused a prompt of {words} words: {exchange.status} {text}")
+            said = bytes(exchange.error.body[:500]).decode(errors="replace")
+            raise EndpointError(f"{target.url} refused a prompt of {words} words: {exchange.status} {said}")
         if exchange.failed:
             raise EndpointError(_unreachable(target, exchange))
         usage = exchange.reader.usage

@@ -52,5 +52,9 @@ class Texts:
         """So many words; safe inside a JSON string."""
         return " ".join(self._random.choices(_WORDS, k=count)).encode()
 
+    def every_word(self) -> bytes:
+        """Each word once, in random order: on average as many tokens a word as in a long text."""
+        return " ".join(self._random.sample(_WORDS, len(_WORDS))).encode()
+
     def below(self, limit: int) -> int:
         return self._random.randrange(limit)

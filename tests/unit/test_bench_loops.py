@@ -19,6 +19,7 @@ from app.load.samples import Sample
 from app.load.stream import Whole, Words, error_kind
 from app.load.summary import Overlap, Spread, summarize
 from app.load.target import Target
+from app.load.texts import Texts
 
 BODY = (b'{"model":"tiny","max_tokens":2,"stream":true,"messages":[{"role":"user","content":"hello"}]}',)
 
@@ -233,3 +234,10 @@ def test_receipts_that_are_none_do_not_count():
 )
 def test_the_root_of_the_api_is_found(url, root):
     assert Target.parse(url).url == root
+
+
+def test_the_words_that_are_counted_stand_for_a_long_text() -> None:
+    length = {word: len(word) for word in Texts("any").every_word().split()}
+    long = Texts("long").words(40_000).split()
+    mean = sum(map(length.__getitem__, long)) / len(long)
+    assert sum(length.values()) / len(length) == pytest.approx(mean, rel=0.01)
