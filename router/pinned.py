@@ -84,7 +84,8 @@ class PinnedRouter(RequestRouter):
 
     def _rank(self, candidates: list[RunningReplica], pin: Pin | None) -> list[list[RunningReplica]]:
         if pin is None:
-            return [candidates]
+            # Of equal queues Serve takes the first in the list.
+            return [random.sample(candidates, len(candidates))]
         by_id = {replica.replica_id.unique_id: replica for replica in candidates}
         queues = {rid: self._queue_length(replica) for rid, replica in by_id.items()}
         order = [rid for rid in pin.ranked if rid in by_id]

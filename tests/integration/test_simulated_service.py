@@ -1,8 +1,10 @@
 """`engine: simulated` behind Serve, over HTTP: the real publisher, relay, router actor and receipts. What is
-foretold is what the engine finds, through evictions and aborts."""
+foretold is what the engine finds, through evictions, flushes, aborts and deaths."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +14,8 @@ from tests.engines import pictures as make
 from tests.engines.pictures import PictureServer, picture_server
 from tests.engines.service import QUESTION, Service, deploy, image_part, messages
 from tests.engines.test_eviction import Recount, replay_endpoints, router_keys
-from tests.engines.test_failures import many_turns, stream_all
+from tests.engines.test_failures import many_turns, replica_pids, stream_all
+from tests.engines.test_never_lost import empty_both
 
 BLOCK = 16
 #: 1,600 tokens a replica; a prompt of these tests has 150 to 400.
@@ -60,7 +63,7 @@ def test_a_repeated_picture_reaches_the_replica_that_holds_it(
     other = messages(image_part(pictures.put("b.png", make.png(2))), QUESTION)
     first = service.ask_exact(turns)
     assert first.overlap == 0
-    again = service.ask_exact(turns)
+    again = service.ask(turns)
     assert again.worker == first.worker
     assert again.media_overlap == again.media_blocks >= 5
     assert 0 < service.ask_exact(other).overlap < again.overlap
@@ -122,3 +125,24 @@ def test_a_client_that_goes_away_frees_the_engine_and_the_booking(service: Servi
 def test_a_prompt_beyond_the_model_s_length_is_refused_with_the_limit(service: Service) -> None:
     refused = service.ask(messages("word " * 1500), expect=400)
     assert "1200" in refused.body["error"]["message"]
+
+
+def test_a_flushed_engine_holds_nothing_and_the_router_knows(
+    service: Service, pictures: PictureServer
+) -> None:
+    turns = messages(image_part(pictures.put("flushed.png", make.png(5))), QUESTION)
+    service.ask_exact(turns)
+    service.wait_idle()
+    empty_both(service)
+    assert service.ask_exact(turns).cached == 0
+
+
+def test_a_killed_replica_is_chosen_no_more_and_replaced(service: Service, pictures: PictureServer) -> None:
+    turns = messages(image_part(pictures.put("killed.png", make.png(6))), QUESTION)
+    victim = service.ask_exact(turns).worker
+    before = {row["worker"] for row in service.workers()}
+    os.kill(replica_pids(service)[victim], signal.SIGKILL)
+    assert service.ask(turns).worker != victim
+    service.wait_for(lambda: {row["worker"] for row in service.workers()} - before, 100)
+    again = service.ask(turns)
+    assert again.worker != victim and again.overlap > 10
