@@ -207,7 +207,7 @@ def _run_demo(args: argparse.Namespace) -> int:
     try:
         return demo(args.config, once=args.once, port=args.port)
     except SettingsError as error:
-        return _fail(str(error))
+        return _fail(f"{args.config or _SERVE_CONFIG}: {error}")
 
 
 def _run_tiny_model(args: argparse.Namespace) -> int:

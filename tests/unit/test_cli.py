@@ -92,3 +92,9 @@ def test_a_tiny_model_s_folder_is_printed(tmp_path, capsys):
     assert main(["tiny-model", "qwen2_vl", "--out", str(tmp_path), "--seed", "3"]) == 0
     folder = Path(capsys.readouterr().out.strip())
     assert folder.parent == tmp_path and (folder / "config.json").is_file()
+
+
+def test_a_demo_of_a_file_that_is_not_there_names_it(tmp_path, capsys):
+    path = tmp_path / "none.yaml"
+    assert main(["demo", "--config", str(path)]) == 1
+    assert f"{path}: cannot be read" in capsys.readouterr().err
