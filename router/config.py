@@ -123,7 +123,7 @@ class RouterConfig(BaseModel):
         "counts as a predicted hit.",
     )
     decode_ms_per_request: float = Field(
-        1.0,
+        3.0,
         ge=0,
         description="Milliseconds that one active request of a worker costs a newcomer, and the newcomer it. "
         "Higher: requests spread wider.",

@@ -152,7 +152,8 @@ class Uplink:
         )
 
     def _is_idle(self) -> bool:
-        is_settled = self._queue.now_ms - self._last_change_ms >= _SETTLE_MS
+        # The sum that `_due_ms` waits for: a difference could round to less, and be due for ever.
+        is_settled = self._queue.now_ms >= self._last_change_ms + _SETTLE_MS
         return is_settled and not self._lifecycle.running
 
     def _running(self) -> tuple[DecisionId, ...] | None:

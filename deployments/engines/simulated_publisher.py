@@ -57,6 +57,11 @@ class SimulatedPublisher:
         )
         return EventSource(endpoint, replay, TOPIC)
 
+    @property
+    def last_seq(self) -> int:
+        """Of the last batch; -1 before the first."""
+        return self._next_seq - 1
+
     def publish(self, payload: bytes) -> None:
         """One batch. A subscriber that is too slow loses it, and may ask for it again."""
         seq, self._next_seq = self._next_seq, self._next_seq + 1

@@ -21,7 +21,7 @@ def ranked(ray_url: str, models: Path) -> Iterator[Service]:
 
     router = {"hints": {"pin": True}}
     args = app_args(models, num_workers=1, data_parallel_size=RANKS, router=router)
-    service = deploy(args, ray_url, app_name="ranked")
+    service = deploy(args, ray_url)
     service.wait_idle(RANKS, timeout_s=400)
     yield service
     service.close()

@@ -48,6 +48,16 @@ class SimulatedBench(Bench):
         )
         await self.relay.start()
 
+    async def wait_idle(self, timeout_s: float = 30.0) -> None:
+        """With every batch that the engine published applied: a slow machine may be quiet before that."""
+        async with asyncio.timeout(timeout_s):
+            while not self._is_followed():
+                await asyncio.sleep(0.001)
+
+    def _is_followed(self) -> bool:
+        (status,) = self.core.workers()
+        return status.idle and status.relay.engine_seq >= self.engine._publisher.last_seq
+
     async def stop(self) -> None:
         await self.relay.close()
         await self.prompts.aclose()
