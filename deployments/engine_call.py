@@ -209,7 +209,7 @@ class EngineCall:
     async def _rest(self, first: Delta | Finished) -> AsyncIterator[tuple[Delta | Finished, ...]]:
         batch: list[EngineMessage] = [first, *self._ready]
         while batch:
-            answer = tuple(message for message in batch if isinstance(message, Delta | Finished))
+            answer = _answer(batch)
             is_over = isinstance(batch[-1], Finished)
             if is_over:
                 await self._drain()
@@ -276,6 +276,14 @@ class EngineCall:
             # Where a call could not be assigned Serve (2.60) raises the reason here once more.
             with contextlib.suppress(Exception):
                 self._stream.cancel()
+
+
+def _answer(batch: list[EngineMessage]) -> tuple[Delta | Finished, ...]:
+    """Without the failure that may end the batch. Nothing else comes once an answer has begun."""
+    messages = batch[:-1] if isinstance(batch[-1], Failed) else batch
+    answer = tuple(message for message in messages if isinstance(message, Delta | Finished))
+    assert len(answer) == len(messages), batch
+    return answer
 
 
 def _as_error(failed: Failed) -> RequestError:
