@@ -48,6 +48,7 @@ log = logging.getLogger("sightline.deployments")
 
 PROCESSOR_THREADS = 2
 POOL_POLL_S = 1.0
+POOL_TIMEOUT_S = 2.0
 CHAT_PATH = "/v1/chat/completions"
 
 ingress_api = FastAPI(title="Sightline", docs_url=None, redoc_url=None)
@@ -109,11 +110,16 @@ class Ingress:
 
     async def _learn_limits(self) -> None:
         """The model's limit is the engine's word, known once the first worker has registered."""
-        while self._service.max_model_len is None:
-            pool = await self._client.pool(5.0) if await self._link.wait_up(POOL_POLL_S) else None
+        while await self._max_model_len() is None:
+            await asyncio.sleep(POOL_POLL_S)
+
+    async def _max_model_len(self) -> int | None:
+        """Tokens; None while no worker has registered, or no router answers within some seconds."""
+        if self._service.max_model_len is None and await self._link.wait_up(POOL_POLL_S):
+            pool = await self._client.pool(POOL_TIMEOUT_S)
             if pool is not None and pool.contracts:
                 self._service.max_model_len = min(c.max_model_len for c in pool.contracts.values())
-            await asyncio.sleep(POOL_POLL_S)
+        return self._service.max_model_len
 
     # The same work for HTTP and for Python handles.
 
@@ -238,7 +244,7 @@ class Ingress:
             "created": 0,
             "owned_by": "sightline",
             "root": self._config.model,
-            "max_model_len": self._service.max_model_len,
+            "max_model_len": await self._max_model_len(),
         }
         return {"object": "list", "data": [card]}
 
@@ -257,7 +263,7 @@ class Ingress:
     @ingress_api.get("/health")
     async def health(self) -> Response:
         """200 while at least one engine replica takes requests, else 503."""
-        pool = await self._client.pool(2.0)
+        pool = await self._client.pool(POOL_TIMEOUT_S)
         if pool is not None and pool.contracts:
             return JSONResponse({"status": "ok", "workers": len(pool.contracts)})
         live = live_replicas(self._config.engine_deployment, self._app_name).ids

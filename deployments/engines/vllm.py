@@ -21,17 +21,9 @@ from deployments.engines.vllm_args import engine_args, engine_environment, publi
 from deployments.engines.vllm_groups import kv_groups, unit_size
 from deployments.engines.vllm_load import LoadWatch
 from deployments.engines.vllm_media import engine_prompt
+from deployments.engines.vllm_output import failure, finished, logprobs, sampling_params
 from deployments.media import DecodedMedia
-from deployments.protocol import (
-    Delta,
-    EngineMessage,
-    EngineRequest,
-    Failed,
-    Finished,
-    NotHeld,
-    Sampling,
-    TokenLogprob,
-)
+from deployments.protocol import Delta, EngineMessage, EngineRequest, Failed, NotHeld
 from processors import LayoutOptions, ModelFiles, layout_for
 from router.relay import EventSource
 from sightline_types import EngineLoad, KeyScheme, KvGroup, LayoutContract, Modality, WorkerContract
@@ -187,9 +179,9 @@ class VllmEngine(ServingEngine):
         except EngineDeadError as error:
             raise EngineGone(str(error)) from error
         except EngineGenerateError as error:
-            yield _failure(error.__cause__ or error)
+            yield failure(error.__cause__ or error)
         except (VLLMClientError, ValueError, TypeError) as error:
-            yield NotHeld() if _is_cache_miss(error) else _failure(error)
+            yield NotHeld() if _is_cache_miss(error) else failure(error)
 
     async def _generate(
         self, request: EngineRequest, media: Sequence[DecodedMedia], params: Any
@@ -239,9 +231,9 @@ class VllmEngine(ServingEngine):
                 completion_tokens += len(choice.token_ids)
                 if choice.text or choice.token_ids:
                     top = request.sampling.logprobs or 0
-                    yield Delta(choice.text, tuple(choice.token_ids), _logprobs(choice, top))
+                    yield Delta(choice.text, tuple(choice.token_ids), logprobs(choice, top))
                 if output.finished:
-                    yield _finished(output, choice, completion_tokens)
+                    yield finished(output, choice, completion_tokens)
 
     async def _render(self, prompt: dict[str, Any]) -> Any:
         """vLLM's own processing of pictures and placeholders, on a thread of vLLM's beside the event loop."""
@@ -291,70 +283,3 @@ def _reachable(endpoint: str) -> str:
 def _is_cache_miss(error: BaseException) -> bool:
     """vLLM (0.32) tells a picture that it was not given and does not hold by a ValueError's words only."""
     return "Cache miss for" in str(error) and "data is not provided" in str(error)
-
-
-def sampling_params(sampling: Sampling) -> Any:
-    """vLLM's `SamplingParams`; ValueError (or the like) for values it does not take."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    optional = {
-        name: value
-        for name in (
-            "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-            "repetition_penalty", "seed", "logprobs",
-        )
-        if (value := getattr(sampling, name)) is not None
-    }  # fmt: skip
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        stop=list(sampling.stop) or None,
-        stop_token_ids=list(sampling.stop_token_ids) or None,
-        include_stop_str_in_output=sampling.include_stop_str_in_output,
-        ignore_eos=sampling.ignore_eos,
-        skip_special_tokens=sampling.skip_special_tokens,
-        logit_bias=dict(sampling.logit_bias) or None,
-        output_kind=RequestOutputKind.DELTA,
-        **optional,
-    )
-
-
-def _finished(output: Any, choice: Any, completion_tokens: int) -> Finished:
-    return Finished(
-        finish_reason=choice.finish_reason or "stop",
-        prompt_tokens=len(output.prompt_token_ids),
-        completion_tokens=completion_tokens,
-        cached_tokens=int(output.num_cached_tokens or 0),
-        stop_reason=choice.stop_reason,
-        prompt_token_ids=tuple(output.prompt_token_ids),
-    )
-
-
-def _logprobs(choice: Any, num_top: int) -> tuple[TokenLogprob, ...]:
-    """vLLM's tables hold the sampled token beside the best `num_top`."""
-    if not choice.logprobs:
-        return ()
-    result = []
-    for token_id, table in zip(choice.token_ids, choice.logprobs, strict=False):
-        ranked = sorted(table.items(), key=lambda item: item[1].rank or 0)
-        top = tuple((entry.decoded_token or "", tid, entry.logprob) for tid, entry in ranked[:num_top])
-        own = table[token_id]
-        result.append(TokenLogprob(own.decoded_token or "", token_id, own.logprob, top))
-    return tuple(result)
-
-
-def _failure(cause: BaseException) -> Failed:
-    """What failed: a refused input is vLLM's client error or a ValueError, all else is the engine's fault."""
-    from vllm.exceptions import VLLMClientError
-
-    if isinstance(cause, (VLLMClientError, ValueError, TypeError)):
-        # vLLM's own sentence repeats the whole input; what was wrong with it stands in the first cause.
-        root: BaseException = cause
-        while root.__cause__ is not None:
-            root = root.__cause__
-        return Failed(f"the model cannot take this input: {root}", 400)
-    log.error("the engine failed a request: %s: %s", type(cause).__name__, cause)
-    return Failed(
-        f"the engine failed this request: {type(cause).__name__}: {cause}", 500, code="engine_error"
-    )
