@@ -6,9 +6,12 @@ be there.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import logging
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -46,14 +49,24 @@ def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return cast("Callable[_P, _R]", dispatcher)
 
 
-def keep_on_disk(dispatcher: Any) -> bool:
-    """Have numba keep what it compiles for the node's other processes; whether it can."""
+def keep_on_disk(dispatcher: Any) -> None:
+    """Have numba keep what it compiles for the node's other processes, where it can."""
     try:
         dispatcher.enable_caching()
     except RuntimeError as error:  # neither the package's folder nor a user's cache can be written
         log.warning("%s is compiled by every process: %s", dispatcher.__name__, error)
-        return False
-    return True
+        return
+    # numba looks at the function's own file only, but what it calls may lie in others of its folder.
+    stamp = dispatcher._cache._cache_file
+    stamp._source_stamp = (stamp._source_stamp, _sources(Path(inspect.getfile(plain_of(dispatcher))).parent))
+
+
+@cache
+def _sources(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def plain_of(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -51,20 +47,8 @@ def kernel(signature: str) -> Callable[[Callable[..., Any]], Kernel]:
 
 def _dispatcher(function: Callable[..., Any]) -> Any:
     compiled = numba.njit(error_model="numpy")(function)
-    if not keep_on_disk(compiled):
-        return compiled
-    # numba looks at the function's own file only, but helpers lie in other files of this package.
-    stamp = compiled._cache._cache_file
-    stamp._source_stamp = (stamp._source_stamp, _sources(Path(inspect.getfile(function)).parent))
+    keep_on_disk(compiled)
     return compiled
-
-
-@cache
-def _sources(package: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(package.glob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def compile_kernels(name: str, kernels: Iterable[Kernel]) -> None:
