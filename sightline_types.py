@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, NewType, TypeVar
+from typing import Any, Literal, NamedTuple, NewType, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -50,11 +50,13 @@ __all__ = [
     "RouteQuery",
     "Tier",
     "TierDelta",
+    "TokenIds",
     "TokenView",
     "VideoShape",
     "WorkerContract",
     "WorkerId",
     "WorkerPush",
+    "lean",
 ]
 
 #: One 64-bit chained key of one full block; 0 is never a key.
@@ -71,9 +73,9 @@ _MASK64 = (1 << 64) - 1
 _ENGINE_UUID = re.compile("[0-9a-f]{16}0{48}")
 
 
-def _lean(cls: type[_T]) -> type[_T]:
+def lean(cls: type[_T]) -> type[_T]:
     """Pickle a dataclass as a call of itself, at a third of the time and the bytes of its own way: for what
-    crosses to the router actor with every request."""
+    crosses to another process with every request."""
     names = [part.name for part in fields(cls)]  # type: ignore[arg-type]
     read = attrgetter(*names)
 
@@ -84,7 +86,7 @@ def _lean(cls: type[_T]) -> type[_T]:
     return cls
 
 
-@_lean
+@lean
 @dataclass(frozen=True, order=True, slots=True)
 class MediaId:
     """The identity of one media item: 64 bits that enter block keys and that the engine is given."""
@@ -129,7 +131,7 @@ class MediaId:
         return self.hex
 
 
-@_lean
+@lean
 @dataclass(frozen=True, order=True, slots=True)
 class WorkerId:
     """One engine that can hold blocks: a Serve replica and its data-parallel rank."""
@@ -213,7 +215,7 @@ class DecisionReason(StrEnum):
     NO_WORKER = "no_worker"
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class ImageSize:
     """Pixels, after EXIF orientation."""
@@ -225,7 +227,7 @@ class ImageSize:
         return f"{self.width}x{self.height}"
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class VideoShape:
     """What a layout reads of a clip: the frames that the engine is given, not those of the file.
@@ -252,7 +254,7 @@ class EmbedRun(NamedTuple):
     length: int
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
     """Where one media item lies in an expanded prompt: token positions [offset, offset + length).
@@ -282,6 +284,54 @@ class MediaSpan:
     def num_embeds(self) -> int:
         """Tokens that the item's encoder fills."""
         return sum(run.length for run in self.embeds) if self.embeds else self.length
+
+
+class TokenIds(Sequence[int]):
+    """Token ids that are passed on whole: 4 bytes each, in memory and between processes. Never changes.
+
+    ids: shape (n,), of any integer type.
+    """
+
+    __slots__ = ("_array",)
+
+    def __init__(self, ids: npt.NDArray[np.integer[Any]]) -> None:
+        self._array = np.ascontiguousarray(ids, dtype="<i4")
+
+    @classmethod
+    def from_bytes(cls, packed: bytes) -> TokenIds:
+        """packed: little-endian int32."""
+        return cls(np.frombuffer(packed, dtype="<i4"))
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> TokenIds: ...
+    def __getitem__(self, index: int | slice) -> int | TokenIds:
+        return TokenIds(self._array[index]) if isinstance(index, slice) else int(self._array[index])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._array.tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self._array, dtype=dtype) if copy else self._array.astype(dtype or "<i4", copy=False)
+
+    def __eq__(self, other: object) -> bool:
+        """As a sequence of numbers: a tuple or a list of the same ones is equal."""
+        if isinstance(other, TokenIds):
+            return np.array_equal(self._array, other._array)
+        return isinstance(other, list | tuple) and self._array.tolist() == list(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"TokenIds({self._array.tolist()})"
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return TokenIds.from_bytes, (self._array.tobytes(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +402,7 @@ class MediaItem:
         return self.size if self.modality is Modality.IMAGE else self.video
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class MediaReport:
     """What a receipt and a log line say of one media item."""
@@ -378,7 +428,7 @@ class PreparedPrompt:
         None when the request has no media (a text view needs no layout).
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     media: tuple[MediaItem, ...]
     view: TokenView
     reasons: tuple[DegradeReason, ...] = ()
@@ -397,7 +447,7 @@ class PreparedPrompt:
         return len(self.view) + self.estimated_media_tokens
 
 
-@_lean
+@lean
 @dataclass(frozen=True, order=True, slots=True)
 class KeySpec:
     """What decides how a view is cut into keys. A pool has few of them."""
@@ -406,7 +456,7 @@ class KeySpec:
     block_size: int
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class KeyedView:
     """A view, keyed for one `KeySpec`.
@@ -428,7 +478,7 @@ class KeyedView:
         return np.frombuffer(self.media_blocks, dtype="<i4")
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class RouteHints:
     """What a client asked of the router, where the configuration lets it.
@@ -443,7 +493,7 @@ class RouteHints:
     worker: str | None = None
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class RouteQuery:
     """What the router actor is asked. It never holds tokens.
@@ -519,7 +569,7 @@ class CandidateScore:
         return self.wait_ms + self.encode_ms + self.prefill_ms + self.pressure_ms + self.session_ms
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Where a request goes, and why.
@@ -566,7 +616,7 @@ class LifecycleKind(StrEnum):
     ABORT = "abort"
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class LifecycleEvent:
     """What a replica says of one request, in the same channel as its KV events.
@@ -650,7 +700,7 @@ class Tier(NamedTuple):
     medium: str = "GPU"
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class TierDelta:
     """What changed in one tier of one worker: little-endian uint64 keys, disjoint, without repeats."""
@@ -660,7 +710,7 @@ class TierDelta:
     removed: bytes = b""
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """What an engine says of itself. kv_usage: 0 to 1."""
@@ -670,7 +720,7 @@ class EngineLoad:
     kv_usage: float = 0.0
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
     """How far a relay has followed its engine.
@@ -691,7 +741,7 @@ class RelayStatus:
     distrusted: str = ""
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class WorkerPush:
     """One message of a worker's ordered channel to the router actor.
@@ -717,7 +767,7 @@ class WorkerPush:
     running: tuple[DecisionId, ...] | None = None
 
 
-@_lean
+@lean
 @dataclass(frozen=True, slots=True)
 class PushReply:
     """The router actor's answer to one push.

@@ -37,46 +37,76 @@ async def together(
     """What `messages` gives, in order, several at once where they are ready; deltas in a row are merged.
 
     hold_s: how long `Started` waits for the message after it. pause_s: after a batch that ends with a
-        delta, how long the next deltas are gathered; a batch never waits for another delta.
+        delta, how long the next deltas are gathered, unless the end comes; a batch never waits for another
+        delta.
     """
-    held: list[EngineMessage] = []
-    coming = _ask(messages)
+    gathered = _Gathered(messages)
     try:
-        while True:
-            if held and not await _is_ready(coming, hold_s if len(held) == 1 and _can_wait(held[0]) else 0):
-                yield tuple(held)
-                if isinstance(held[-1], Delta):
-                    await asyncio.sleep(pause_s)
-                held = []
-            message = await coming
-            if message is None:
-                break
-            coming = _ask(messages)
-            _add(held, message)
-        if held:
-            yield tuple(held)
+        while batch := await gathered.take(hold_s):
+            yield batch
+            if isinstance(batch[-1], Delta):
+                await gathered.pause(pause_s)
     finally:
-        await _end(coming)
+        await gathered.aclose()
 
 
-def _ask(messages: AsyncGenerator[EngineMessage]) -> asyncio.Task[EngineMessage | None]:
-    return asyncio.create_task(_next(messages))
+class _Gathered:
+    """What `messages` has given and nobody has taken yet: one task asks it, whoever takes."""
 
+    def __init__(self, messages: AsyncGenerator[EngineMessage]) -> None:
+        self._ready: list[EngineMessage] = []
+        self._news = asyncio.Event()
+        self._asking = asyncio.create_task(self._ask(messages))
+        self._asking.add_done_callback(self._end)
 
-async def _next(messages: AsyncGenerator[EngineMessage]) -> EngineMessage | None:
-    return await anext(messages, None)
+    async def _ask(self, messages: AsyncGenerator[EngineMessage]) -> None:
+        async for message in messages:
+            _add(self._ready, message)
+            self._news.set()
 
+    def _end(self, asking: asyncio.Task[None]) -> None:
+        self._news.set()
 
-async def _is_ready(coming: asyncio.Task[EngineMessage | None], wait_s: float) -> bool:
-    if wait_s:
-        await asyncio.wait((coming,), timeout=wait_s)
-    else:
-        await asyncio.sleep(0)  # its first step: all that a message takes that is there already
-    return coming.done()
+    async def take(self, hold_s: float) -> tuple[EngineMessage, ...]:
+        """All that is there, waiting for it where nothing is; empty at the end.
 
+        Raises:
+            Whatever `messages` raises, once all before it is taken.
+        """
+        await self._news.wait()
+        if len(self._ready) == 1 and isinstance(self._ready[0], Started):
+            await self._wait(hold_s)
+        batch, self._ready = tuple(self._ready), []
+        if self._asking.done():
+            if not batch:
+                self._asking.result()
+        else:
+            self._news.clear()
+        return batch
 
-def _can_wait(message: EngineMessage) -> bool:
-    return isinstance(message, Started)
+    async def pause(self, seconds: float) -> None:
+        """That long, or until the end."""
+        if seconds > 0 and not self._asking.done():
+            await asyncio.wait((self._asking,), timeout=seconds)
+
+    async def _wait(self, seconds: float) -> None:
+        """For the next message, or the end."""
+        if self._asking.done():
+            return
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+
+    async def aclose(self) -> None:
+        """The messages must not run any more when they are closed."""
+        if self._asking.done():
+            if not self._asking.cancelled():
+                self._asking.exception()  # else asyncio complains that nobody took it
+            return
+        self._asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._asking
 
 
 def _add(held: list[EngineMessage], message: EngineMessage) -> None:
@@ -86,14 +116,3 @@ def _add(held: list[EngineMessage], message: EngineMessage) -> None:
         held[-1] = Delta(text, ids, last.logprobs + message.logprobs)
     else:
         held.append(message)
-
-
-async def _end(coming: asyncio.Task[EngineMessage | None]) -> None:
-    """The generator must not run any more when it is closed."""
-    if coming.done():
-        if not coming.cancelled():
-            coming.exception()  # else asyncio complains that nobody took it
-        return
-    coming.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await coming

@@ -83,6 +83,7 @@ class _Asked:
             cache_salt=self.salt,
             mm_processor_kwargs=self.request.mm_processor_kwargs or {},
             is_as_foreseen=self.shipment.is_as_foreseen,
+            wants_prompt_ids=self.request.return_token_ids,
         )
 
 

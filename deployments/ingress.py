@@ -214,11 +214,10 @@ class Ingress:
         if self._config.tenant_header is not None:
             tenant = request.headers.get(self._config.tenant_header)
         reply, response = await self._begin(parsed, tenant, request.headers)
-        headers = reply.receipt.headers
         if parsed.stream:
             return EventStream(self._events(parsed, reply, response), reply)
         answer = msgspec.json.encode(await self._collect(reply, response))
-        return Response(answer, headers=headers, media_type="application/json")
+        return Response(answer, headers=reply.receipt.headers, media_type="application/json")
 
     async def _events(
         self, request: ChatRequest, reply: Reply, response: ChatResponse

@@ -3,10 +3,11 @@ by value; media bytes go beside them (`deployments/transport.py`)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sightline_types import DecisionId, ImageSize, MediaId, Modality, VideoShape, WorkerId
+from sightline_types import DecisionId, ImageSize, MediaId, Modality, VideoShape, WorkerId, lean
 
 __all__ = [
     "Delta",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 
+@lean
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters, under OpenAI's and vLLM's names. None: the engine's default."""
@@ -46,6 +48,7 @@ class Sampling:
     logprobs: int | None = None  # how many alternatives per token; 0: only the sampled one
 
 
+@lean
 @dataclass(frozen=True, slots=True)
 class EngineMedia:
     """One media item of a request; its bytes are [offset, offset + length) of the payload.
@@ -67,6 +70,7 @@ class EngineMedia:
     is_named: bool = False
 
 
+@lean
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One request as an engine replica gets it.
@@ -77,10 +81,11 @@ class EngineRequest:
     token_ids: unexpanded, one placeholder per media item.
     is_as_foreseen: False where a file was not what its address had promised, so that no prediction of
         this request can be held against the engine.
+    wants_prompt_ids: whether `Finished` is to carry the expanded prompt.
     """
 
     decision_id: DecisionId
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     sampling: Sampling
     media: tuple[EngineMedia, ...] = ()
     decided: WorkerId | None = None
@@ -88,6 +93,7 @@ class EngineRequest:
     cache_salt: str | None = None
     mm_processor_kwargs: dict[str, Any] = field(default_factory=dict)
     is_as_foreseen: bool = True
+    wants_prompt_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last message of a request that went well; counts are the engine's own."""
+    """Last message of a request that went well; counts are the engine's own.
+
+    prompt_token_ids: expanded; empty where the request did not want them.
+    """
 
     finish_reason: str
     prompt_tokens: int

@@ -28,7 +28,7 @@ __all__ = ["RenderRefused", "RenderRequest", "Rendered", "RenderedItem", "render
 class RenderRequest:
     """token_ids: unexpanded, one placeholder per media item. media: as the engine would get it."""
 
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     media: tuple[EngineMedia, ...]
     mm_processor_kwargs: dict[str, Any] = field(default_factory=dict)
 

@@ -78,7 +78,8 @@ class EngineCalls:
     def __init__(self, engine: Any) -> None:
         """engine: the deployment's handle."""
         # What travels is importable at both ends, so that cloudpickle, twice as slow, is not needed.
-        quick = engine.options(stream=True, request_serialization="pickle")
+        pickled = {"request_serialization": "pickle", "response_serialization": "pickle"}
+        quick = engine.options(stream=True, **pickled)
         self._by_value = quick.generate
         # Serve (2.60) has no public name for it. Over gRPC the ref would be resolved here, and copied.
         self._by_reference = quick.options(_by_reference=True).generate

@@ -27,7 +27,7 @@ from processors.token_cache import TokenCacheStats
 from processors.video_config import VideoConfig
 from processors.video_items import VideoItemMaker
 from processors.video_pool import VideoDecoders
-from sightline_types import DegradeReason, MediaItem, Modality, PreparedPrompt
+from sightline_types import DegradeReason, MediaItem, Modality, PreparedPrompt, TokenIds
 
 __all__ = ["PromptBuilder"]
 
@@ -141,7 +141,7 @@ class PromptBuilder:
         if now == then:
             return prompt
         return assemble(
-            TokenizedChat(prompt.token_ids, prompt.first_turn_ids),
+            TokenizedChat(_packed(prompt.token_ids), prompt.first_turn_ids),
             items,
             self._layout,
             placeholder_ids=self._placeholder_ids,
@@ -186,6 +186,10 @@ class PromptBuilder:
     async def _off_loop(self, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, functools.partial(function, *args, **kwargs))
+
+
+def _packed(token_ids: Sequence[int]) -> TokenIds:
+    return token_ids if isinstance(token_ids, TokenIds) else TokenIds(np.array(token_ids))
 
 
 async def _here(function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:

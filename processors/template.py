@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
@@ -16,6 +16,7 @@ from processors.errors import RequestError
 from processors.messages import Conversation
 from processors.special_tokens import SpecialTokens, map_texts, texts_of, unused_mark
 from processors.token_cache import TokenCache, TokenCacheStats
+from sightline_types import TokenIds
 
 __all__ = ["ChatTemplate", "TokenizedChat"]
 
@@ -38,14 +39,13 @@ class TokenizedChat:
     first_turn_tokens: tokens up to the end of the first user message; 0 where it cannot be told.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     first_turn_tokens: int = 0
-    _array: npt.NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
 
     @property
     def array(self) -> npt.NDArray[np.int64]:
-        """`token_ids`; to be looked at only."""
-        return np.asarray(self.token_ids, dtype=np.int64) if self._array is None else self._array
+        """A copy of `token_ids`."""
+        return np.asarray(self.token_ids, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class ChatTemplate:
         else:
             text = self._render(request, add_generation_prompt)
             encoded = self._encoder.encode(text, self._first_turn_end(request, text))
-        return TokenizedChat(encoded.ids, encoded.first, encoded.array.astype(np.int64))
+        return TokenizedChat(TokenIds(encoded.array), encoded.first)
 
     def _tokenize_marked(
         self, request: _Request, texts: Sequence[str], add_generation_prompt: bool

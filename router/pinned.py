@@ -17,7 +17,7 @@ import xxhash
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from router.live import live_replicas
-from sightline_types import WorkerId
+from sightline_types import WorkerId, lean
 
 __all__ = ["Pin", "PinnedRouter", "rank_by_rendezvous"]
 
@@ -30,6 +30,7 @@ LOAD_BOUND = 1.25
 SHORT_QUEUE = 4
 
 
+@lean
 @dataclass(frozen=True, slots=True)
 class Pin:
     """Where a request should go.

@@ -159,7 +159,7 @@ class SglangEngine(ServingEngine):
             "rid": str(request.decision_id),
             "sampling_params": sampling_params(sampling, is_deterministic=deterministic),
             "stream": True,
-            "return_prompt_token_ids": True,
+            "return_prompt_token_ids": request.wants_prompt_ids,
             **await self._prompt(request, media),
         }
         if request.cache_salt:

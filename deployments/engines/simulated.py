@@ -128,7 +128,7 @@ class SimulatedServingEngine(ServingEngine):
             # Closed at once when the caller goes away, not when it is collected: the engine aborts then.
             async with contextlib.aclosing(self._clock.serve(scheduled)) as steps:
                 async for progress in steps:
-                    for message in _messages(progress, scheduled):
+                    for message in _messages(progress, scheduled, request.wants_prompt_ids):
                         yield message
         except RequestRefused as error:
             yield Failed(f"the model cannot take this input: {error}", 400)
@@ -203,23 +203,23 @@ def _exact(layout: FamilyLayout, modalities: tuple[Modality, ...]) -> LayoutCont
     return LayoutContract(family, layout.fingerprint(modalities), True)
 
 
-def _messages(progress: Progress, scheduled: ScheduledRequest) -> list[EngineMessage]:
+def _messages(progress: Progress, scheduled: ScheduledRequest, wants_prompt_ids: bool) -> list[EngineMessage]:
     said = scheduled.answer
     messages: list[EngineMessage] = []
     if progress.end > progress.start:
         token_ids = tuple(said.token_ids[progress.start : progress.end].tolist())
         messages.append(Delta(said.part(progress.start, progress.end), token_ids))
     if progress.is_finished:
-        messages.append(_finished(progress, scheduled))
+        messages.append(_finished(progress, scheduled, wants_prompt_ids))
     return messages
 
 
-def _finished(progress: Progress, scheduled: ScheduledRequest) -> Finished:
+def _finished(progress: Progress, scheduled: ScheduledRequest, wants_prompt_ids: bool) -> Finished:
     return Finished(
         finish_reason=scheduled.answer.finish_reason,
         prompt_tokens=scheduled.request.prompt_tokens,
         completion_tokens=progress.end,
         cached_tokens=progress.cached_tokens,
         stop_reason=scheduled.answer.stop_reason,
-        prompt_token_ids=tuple(scheduled.prompt_ids.tolist()),
+        prompt_token_ids=tuple(scheduled.prompt_ids.tolist()) if wants_prompt_ids else (),
     )

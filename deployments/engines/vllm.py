@@ -233,7 +233,8 @@ class VllmEngine(ServingEngine):
                     top = request.sampling.logprobs or 0
                     yield Delta(choice.text, tuple(choice.token_ids), logprobs(choice, top))
                 if output.finished:
-                    yield finished(output, choice, completion_tokens)
+                    wants = request.wants_prompt_ids
+                    yield finished(output, choice, completion_tokens, wants_prompt_ids=wants)
 
     async def _render(self, prompt: dict[str, Any]) -> Any:
         """vLLM's own processing of pictures and placeholders, on a thread of vLLM's beside the event loop."""

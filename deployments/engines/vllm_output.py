@@ -66,14 +66,14 @@ def _can_rewind_generators() -> bool:
     return True
 
 
-def finished(output: Any, choice: Any, completion_tokens: int) -> Finished:
+def finished(output: Any, choice: Any, completion_tokens: int, *, wants_prompt_ids: bool) -> Finished:
     return Finished(
         finish_reason=choice.finish_reason or "stop",
         prompt_tokens=len(output.prompt_token_ids),
         completion_tokens=completion_tokens,
         cached_tokens=int(output.num_cached_tokens or 0),
         stop_reason=choice.stop_reason,
-        prompt_token_ids=tuple(output.prompt_token_ids),
+        prompt_token_ids=tuple(output.prompt_token_ids) if wants_prompt_ids else (),
     )
 
 
