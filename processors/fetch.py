@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import httpx
+import aiohttp
 
 from processors.bounded import BoundedMap
 from processors.config import MediaConfig
@@ -19,7 +19,7 @@ from processors.freshness import freshness_s
 from processors.identity import time_bucket
 from processors.limits import KeyedLimit
 from processors.local_files import read_file_url
-from processors.network import Resolver, SystemResolver, silence_urls
+from processors.network import Resolver, SystemResolver
 from processors.origins import OriginClient, check_status, shown_url
 from processors.probe import ProbeError, probe_image
 from processors.single_flight import SingleFlight
@@ -61,7 +61,6 @@ class Fetcher:
     def __init__(
         self, media: MediaConfig, *, clock: Callable[[], float] = time.time, resolver: Resolver | None = None
     ) -> None:
-        silence_urls()
         self._media = media
         self._clock = clock
         self._names = SystemResolver(media.resolver_threads)
@@ -183,10 +182,10 @@ class Fetcher:
             ):
                 check_status(response, url)
                 return await self._origins.read(response), freshness_s(response.headers)
-        except (TimeoutError, httpx.TimeoutException):
+        except TimeoutError:
             message = f"{shown_url(url)} took longer than {limit_s:g} s (media.fetch_timeout_s)"
             raise MediaUnreachable(message, status=408) from None
-        except httpx.HTTPError as error:
+        except (aiohttp.ClientError, OSError) as error:
             message = f"{shown_url(url)} could not be fetched ({type(error).__name__})"
             raise MediaUnreachable(message) from error
 
@@ -207,7 +206,7 @@ class Fetcher:
                 self._probe_limit.hold(host),
             ):
                 return await probe_remote(self._origins.open, url, self._media.probe_bytes)
-        except (TimeoutError, httpx.HTTPError, MediaUnreachable, ProbeError):
+        except (TimeoutError, aiohttp.ClientError, OSError, MediaUnreachable, ProbeError):
             return None
 
 

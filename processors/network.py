@@ -8,33 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import httpcore
+import aiohttp
 import httpx
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.connector import AddrInfoType
 
 from processors.errors import RequestError
 from processors.single_flight import SingleFlight
 
 __all__ = [
     "AddressRefused",
-    "GuardedBackend",
-    "GuardedTransport",
+    "Guard",
+    "GuardedResolver",
     "Resolver",
     "SystemResolver",
+    "guarded_connector",
     "is_public",
-    "silence_urls",
 ]
 
 #: From host and port to addresses, best first.
 Resolver = Callable[[str, int], Awaitable[list[str]]]
 
 _MAX_CONNECTIONS = 256
+#: An idle connection is given up after so many seconds.
+_KEPT_S = 5.0
 #: Networks that carry an IPv4 address at their end: it counts as that address (NAT64, RFC 6052).
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 #: All IPv6 addresses that are global so far (RFC 4291). `is_global` is true of many others: site-local, and
@@ -99,84 +100,76 @@ def _addresses_of(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Opens TCP connections for httpcore; TLS still checks the name, not the address.
+class Guard:
+    """Which addresses may be connected to.
 
     allowed_networks: these, too, though they are not public.
     """
 
-    def __init__(
-        self, *, resolver: Resolver, allow_private: bool = False, allowed_networks: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, *, allow_private: bool = False, allowed_networks: Iterable[str] = ()) -> None:
         self._allow_private = allow_private
         self._allowed_networks = [ipaddress.ip_network(text) for text in allowed_networks]
-        self._resolver = resolver
-        self._inner = httpcore.AnyIOBackend()
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """
-        Raises:
-            AddressRefused: no address of the host may be used.
-            httpcore.ConnectError, httpcore.ConnectTimeout: as its own backends.
-        """
-        failure: httpcore.ConnectError | httpcore.ConnectTimeout | None = None
-        for address in await self._addresses(host, port):
-            try:
-                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                failure = error
-        raise failure or httpcore.ConnectError(f"{host} has no address")
-
-    async def _addresses(self, host: str, port: int) -> list[str]:
-        try:
-            found = await self._resolver(host, port)
-        except (OSError, UnicodeError) as error:
-            raise httpcore.ConnectError(f"{host} does not resolve") from error
-        allowed = [address for address in found if self._is_allowed(address)]
-        if found and not allowed:
-            raise AddressRefused(host)
-        return allowed
-
-    def _is_allowed(self, address: str) -> bool:
+    def allows(self, address: str) -> bool:
         if self._allow_private or is_public(address):
             return True
         ip = ipaddress.ip_address(address.partition("%")[0])
         return any(ip in network for network in self._allowed_networks)
 
-    async def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
-        raise httpcore.ConnectError("unix sockets are not used here")
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+class GuardedResolver(AbstractResolver):
+    """Of a host's addresses those that may be used. What it gives is what aiohttp connects to."""
+
+    def __init__(self, resolver: Resolver, guard: Guard) -> None:
+        self._resolver = resolver
+        self._guard = guard
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """
+        Raises:
+            AddressRefused: no address of the host may be used.
+            OSError: the name does not resolve.
+        """
+        try:
+            found = await self._resolver(host, port)
+        except UnicodeError as error:
+            raise OSError(f"{host} does not resolve") from error
+        allowed = [address for address in found if self._guard.allows(address)]
+        if found and not allowed:
+            raise AddressRefused(host)
+        if not allowed:
+            raise OSError(f"{host} has no address")
+        return [_as_result(host, address, port) for address in allowed]
+
+    async def close(self) -> None:
+        """The resolver that was given is its maker's to close."""
 
 
-class GuardedTransport(httpx.AsyncHTTPTransport):
-    """httpx's own transport on a pool that connects through a `GuardedBackend`."""
-
-    def __init__(self, backend: GuardedBackend, *, ssl_context: ssl.SSLContext | None = None) -> None:
-        # httpx (0.28) has no parameter for the network backend; the pool is all the state that it has.
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl_context or httpx.create_ssl_context(trust_env=True),
-            max_connections=_MAX_CONNECTIONS,
-            max_keepalive_connections=_MAX_CONNECTIONS // 4,
-            keepalive_expiry=5.0,
-            network_backend=backend,
-        )
+def _as_result(host: str, address: str, port: int) -> ResolveResult:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
 
 
-def silence_urls() -> None:
-    """Keep httpx from logging whole URLs: their queries hold signatures."""
-    logger = logging.getLogger("httpx")
-    if _is_warning not in logger.filters:
-        logger.addFilter(_is_warning)
+def guarded_connector(resolver: Resolver, guard: Guard) -> aiohttp.TCPConnector:
+    """Kept connections to allowed addresses; TLS still checks the name, not the address.
 
+    Needs a running loop.
+    """
 
-def _is_warning(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.WARNING
+    def open_socket(info: AddrInfoType) -> socket.socket:
+        # An address in a URL is not resolved: it is looked at here, as is every other once more.
+        family, kind, protocol, _, where = info
+        if not guard.allows(where[0]):
+            raise AddressRefused(where[0])
+        return socket.socket(family, kind, protocol)
+
+    return aiohttp.TCPConnector(
+        resolver=GuardedResolver(resolver, guard),
+        use_dns_cache=False,
+        socket_factory=open_socket,
+        ssl=httpx.create_ssl_context(trust_env=True),
+        limit=_MAX_CONNECTIONS,
+        keepalive_timeout=_KEPT_S,
+    )

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-import httpx
-
 from processors.errors import MediaUnreachable
 from processors.header_bytes import NeedMoreBytes
-from processors.origins import check_status, shown_url
+from processors.origins import OriginAnswer, check_status, shown_url
 from processors.probe import probe_image
 from sightline_types import ImageSize
 
@@ -22,9 +20,7 @@ _CONTENT_RANGE = re.compile(r"\s*bytes[ =](\d{1,18})-(\d{1,18})/(?:(\d{1,18})|\*
 
 
 class _Open(Protocol):
-    def __call__(
-        self, url: str, headers: dict[str, str], /
-    ) -> AbstractAsyncContextManager[httpx.Response]: ...
+    def __call__(self, url: str, headers: dict[str, str], /) -> AbstractAsyncContextManager[OriginAnswer]: ...
 
 
 def probe_steps(limit: int) -> Iterator[int]:
@@ -43,14 +39,14 @@ async def probe_remote(open_url: _Open, url: str, limit: int) -> ImageSize:
 
     Raises:
         ProbeError: the bytes do not tell the size.
-        MediaUnreachable, httpx.HTTPError: the origin does not give them.
+        MediaUnreachable, aiohttp.ClientError: the origin does not give them.
     """
     head = bytearray()
     for step in probe_steps(limit):
         headers = {"range": f"bytes={len(head)}-{step - 1}"}
         async with open_url(url, headers) as response:
             check_status(response, url)
-            if response.status_code != 206:
+            if response.status != 206:
                 return await _probe_stream(response, limit)
             is_whole = await _read_range(response, head, step, url)
         try:
@@ -61,11 +57,11 @@ async def probe_remote(open_url: _Open, url: str, limit: int) -> ImageSize:
     raise NeedMoreBytes(f"the first {limit} bytes do not tell the size (media.probe_bytes)")
 
 
-async def _probe_stream(response: httpx.Response, limit: int) -> ImageSize:
+async def _probe_stream(response: OriginAnswer, limit: int) -> ImageSize:
     head = bytearray()
     steps = probe_steps(limit)
     step = next(steps)
-    async for chunk in response.aiter_bytes():
+    async for chunk in response.chunks():
         head += chunk
         while len(head) >= step:
             try:
@@ -77,7 +73,7 @@ async def _probe_stream(response: httpx.Response, limit: int) -> ImageSize:
     return probe_image(bytes(head))
 
 
-async def _read_range(response: httpx.Response, head: bytearray, stop: int, url: str) -> bool:
+async def _read_range(response: OriginAnswer, head: bytearray, stop: int, url: str) -> bool:
     """Add the answer to `head`; returns whether the file ends there.
 
     Raises:
@@ -87,7 +83,7 @@ async def _read_range(response: httpx.Response, head: bytearray, stop: int, url:
     is_packed = response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity")
     if found is None or int(found[1]) != len(head) or (is_packed and head):
         raise MediaUnreachable(f"{shown_url(url)} answered with another range")
-    async for chunk in response.aiter_bytes():
+    async for chunk in response.chunks():
         head += chunk
         if len(head) >= stop:
             del head[stop:]  # whatever it says it sent

@@ -6,6 +6,7 @@ import base64
 import gzip
 import logging
 import socket
+import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -137,6 +138,37 @@ async def test_a_file_packed_once_arrives_whole(server: Origin) -> None:
     server.answers["/packed"] = Answer(gzip.compress(PNG), headers=("content-encoding: gzip",))
     client = fetcher()
     assert await client.fetch(server.url("/packed")) == PNG
+    await client.aclose()
+
+
+@pytest.mark.parametrize("wbits", [zlib.MAX_WBITS, -zlib.MAX_WBITS])
+async def test_a_deflated_file_arrives_whole_with_a_header_or_without(server: Origin, wbits: int) -> None:
+    packed = zlib.compress(bytes(3_000_000), wbits=wbits)
+    server.answers["/packed"] = Answer(packed, headers=("content-encoding: deflate",), drip=(1000, 0.0))
+    client = fetcher()
+    assert await client.fetch(server.url("/packed")) == bytes(3_000_000)
+    await client.aclose()
+    assert isinstance(await failure(server.url("/packed"), max_item_bytes=2_999_999), MediaTooLarge)
+
+
+async def test_a_file_that_is_not_packed_as_it_says_is_a_400(server: Origin) -> None:
+    server.answers["/odd"] = Answer(PNG, headers=("content-encoding: gzip",))
+    assert (await failure(server.url("/odd"))).status == 400
+
+
+async def test_an_address_is_asked_as_it_was_written(server: Origin) -> None:
+    path = "/a%2Fb%7E.png?X-Amz-Signature=a%2Bb%2f+c&x=%7e'(1)"
+    server.answers["/a%2Fb%7E.png"] = Answer(PNG)
+    client = fetcher()
+    assert await client.fetch(server.url(path)) == PNG
+    await client.aclose()
+    assert [asked for asked, _ in server.requests] == [path]
+
+
+@pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f.1"])
+async def test_an_address_in_another_spelling_is_an_address(server: Origin, host: str) -> None:
+    client = fetcher()
+    assert await client.fetch(server.url("/a.png", host)) == PNG
     await client.aclose()
 
 
