@@ -253,6 +253,8 @@ def ingress_config(settings: Settings) -> IngressConfig:
         renderer_timeout_ms=settings.renderer_timeout_ms,
         tenant_header=settings.tenant_header,
         tenant_secret=settings.tenant_secret,
+        revision=settings.engine_args.get("revision"),
+        trust_remote_code=bool(settings.engine_args.get("trust_remote_code")),
         media=settings.media,
         video=settings.video,
         router=settings.router,

@@ -127,6 +127,9 @@ def _add_layout(commands: Any) -> None:
     command.add_argument(
         "--allow-private-addresses", action="store_true", help="fetch from addresses that are not public, too"
     )
+    command.add_argument(
+        "--trust-remote-code", action="store_true", help="run the tokenizer that the model brings along"
+    )
     command.add_argument("--each", action="store_true", help="every item is a request of its own")
     command.add_argument("--json", action="store_true", help="one line of JSON a request")
     command.set_defaults(run=_run_layout)

@@ -75,7 +75,7 @@ class ItemLayout:
 def run(args: argparse.Namespace) -> int:
     """Returns 0, 1 for a wrong call, 2 for a refusal; with `--each` a refusal is an answer like any other."""
     try:
-        files = ModelFolder.load(args.model)
+        files = ModelFolder.load(args.model, trust_remote_code=args.trust_remote_code)
         items = read_items(args.item, allow_private_addresses=args.allow_private_addresses)
         options = _options(args)
     except (ItemError, OSError, ValueError) as error:

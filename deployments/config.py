@@ -58,6 +58,7 @@ class IngressConfig:
     body_limit_bytes: a longer request body is refused (413).
     layout: the engines' arguments that change how media are laid out in the prompt.
     tenant_header: header whose value names the tenant; it enters the cache salt. None: no tenants.
+    revision, trust_remote_code: the engines' arguments of that name, for the model's own files.
     """
 
     model: str
@@ -72,6 +73,8 @@ class IngressConfig:
     renderer_timeout_ms: float = 2000.0
     tenant_header: str | None = None
     tenant_secret: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
     media: MediaConfig = field(default_factory=MediaConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
     router: RouterConfig = field(default_factory=RouterConfig)

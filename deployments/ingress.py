@@ -54,6 +54,10 @@ CHAT_PATH = "/v1/chat/completions"
 ingress_api = FastAPI(title="Sightline", docs_url=None, redoc_url=None)
 
 
+def _model_files(config: IngressConfig) -> ModelFiles:
+    return ModelFiles.load(config.model, revision=config.revision, trust_remote_code=config.trust_remote_code)
+
+
 class Ingress:
     """Serve deployment, any number of replicas; holds no state that another one would miss."""
 
@@ -71,7 +75,7 @@ class Ingress:
         self._router = router
         self._executor = ThreadPoolExecutor(PROCESSOR_THREADS, thread_name_prefix="sightline-processors")
         loop = asyncio.get_running_loop()
-        files = await loop.run_in_executor(self._executor, ModelFiles.load, config.model)
+        files = await loop.run_in_executor(self._executor, _model_files, config)
         await loop.run_in_executor(self._executor, keys.warm_up)
         self._fetcher = fetcher = Fetcher(config.media)
         self._prompts = PromptBuilder(

@@ -122,6 +122,11 @@ class FamilyLayout(ABC):
         return {}
 
     @property
+    def frames(self) -> Mapping[Modality, tuple[str, str]]:
+        """What the family's own templates write before and after a placeholder, for those of text only."""
+        return {}
+
+    @property
     def engine_names(self) -> Mapping[Modality, str]:
         """What vLLM calls a modality, where it is not by its own name."""
         return {}

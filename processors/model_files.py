@@ -31,17 +31,29 @@ class ModelFiles:
     video_preprocessor: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, model: str | Path) -> ModelFiles:
+    def load(
+        cls, model: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
+    ) -> ModelFiles:
         """Read a local folder, or fetch a hub id's small files into the hub's cache.
+
+        revision: of a hub id. trust_remote_code: run the tokenizer that the model brings along.
 
         Raises:
             OSError: there is no such model, or it lacks config.json or a tokenizer.
+            ValueError: its tokenizer is code of its own, which is not trusted.
         """
         name = str(model)
-        config = _read_json(name, "config.json", required=True)
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        preprocessor, video = read_preprocessors(name)
-        return cls(config, preprocessor, cast(PreTrainedTokenizerBase, tokenizer), video)
+        config = _read_json(name, "config.json", required=True, revision=revision)
+        # Said either way: left open, transformers asks the terminal.
+        tokenizer = cast(
+            PreTrainedTokenizerBase,
+            AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code),
+        )
+        if (template := _processors_template(name, revision)) is not None:
+            own = tokenizer.chat_template
+            tokenizer.chat_template = {"default": template, "tool_use": own} if own else template
+        preprocessor, video = read_preprocessors(name, revision)
+        return cls(config, preprocessor, tokenizer, video)
 
     @property
     def model_type(self) -> str:
@@ -82,8 +94,10 @@ class ModelFolder:
     tokenizer: PreTrainedTokenizerBase | None
 
     @classmethod
-    def load(cls, folder: Path) -> ModelFolder:
+    def load(cls, folder: Path, *, trust_remote_code: bool = False) -> ModelFolder:
         """
+        trust_remote_code: run the tokenizer that the model brings along.
+
         Raises:
             OSError: it is not a folder with a config.json, or a file in it is broken.
         """
@@ -91,10 +105,10 @@ class ModelFolder:
             raise OSError(f"{folder} is not a model's folder: it has no config.json")
         config = _read_json(str(folder), "config.json", required=True)
         image, video = read_preprocessors(str(folder))
-        return cls(config, image, video, _tokenizer_of(folder))
+        return cls(config, image, video, _tokenizer_of(folder, trust_remote_code))
 
 
-def _tokenizer_of(folder: Path) -> PreTrainedTokenizerBase | None:
+def _tokenizer_of(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
     """Read from tokenizer.json alone where it is there, so that a model type nobody knows is no obstacle."""
     if (folder / "tokenizer.json").is_file():
         start = _read_json(str(folder), "tokenizer_config.json", required=False).get("bos_token")
@@ -110,7 +124,8 @@ def _tokenizer_of(folder: Path) -> PreTrainedTokenizerBase | None:
         return None
     _read_json(str(folder), "tokenizer_config.json", required=False)  # refused here where it is no object
     try:
-        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(str(folder)))
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        return cast(PreTrainedTokenizerBase, tokenizer)
     except (OSError, ValueError, ImportError) as error:
         log.warning(
             "%s has a tokenizer that cannot be read, layouts with text are refused: %s", folder, error
@@ -118,27 +133,43 @@ def _tokenizer_of(folder: Path) -> PreTrainedTokenizerBase | None:
         return None
 
 
-def read_preprocessors(model: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_preprocessors(model: str, revision: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of the image processor and of the video processor, {} where a model has none.
 
     In transformers' own order: a section of processor_config.json, the processor's own file, and for
     videos last the image processor's file.
     """
-    nested = _read_json(model, "processor_config.json", required=False)
-    own = _read_json(model, "preprocessor_config.json", required=False)
+    nested = _read_json(model, "processor_config.json", required=False, revision=revision)
+    own = _read_json(model, "preprocessor_config.json", required=False, revision=revision)
     image, video = nested.get("image_processor"), nested.get("video_processor")
     if not isinstance(video, dict):
-        video = _read_json(model, "video_preprocessor_config.json", required=False) or own
+        file = "video_preprocessor_config.json"
+        video = _read_json(model, file, required=False, revision=revision) or own
     return image if isinstance(image, dict) else own, video
 
 
-def _read_json(model: str, name: str, *, required: bool) -> dict[str, Any]:
-    path = cached_file(
+def _processors_template(model: str, revision: str | None) -> str | None:
+    """The chat template in the processor's own old file; it wins over the tokenizer's but for requests with
+    tools, as in vLLM's chat path. The newer chat_template.jinja is the tokenizer's too."""
+    if _path_of(model, "chat_template.jinja", required=False, revision=revision) is not None:
+        return None
+    found = _read_json(model, "chat_template.json", required=False, revision=revision).get("chat_template")
+    return found if isinstance(found, str) else None
+
+
+def _path_of(model: str, name: str, *, required: bool, revision: str | None) -> str | None:
+    path: str | None = cached_file(
         model,
         name,
+        revision=revision,
         _raise_exceptions_for_missing_entries=required,
         _raise_exceptions_for_connection_errors=required,
     )
+    return path
+
+
+def _read_json(model: str, name: str, *, required: bool, revision: str | None = None) -> dict[str, Any]:
+    path = _path_of(model, name, required=required, revision=revision)
     if path is None and required:
         raise OSError(f"{model} has no {name}: is it a model's folder or hub id?")
     if path is None:

@@ -21,6 +21,7 @@ from processors.items import ItemMaker, RequestScope
 from processors.layout import FamilyLayout, LayoutOptions
 from processors.messages import MediaPart, parse_messages
 from processors.model_files import ModelFiles
+from processors.placeholders import TextPlaceholders, media_texts
 from processors.processor_kwargs import check_processor_kwargs
 from processors.template import ChatTemplate, TokenizedChat
 from processors.token_cache import TokenCacheStats
@@ -66,7 +67,13 @@ class PromptBuilder:
         self._layout = layout_for(files, layout_options)
         self._placeholder_ids = _placeholder_ids(files, self._layout)
         media_tokens = [*files.media_token_ids, *self._placeholder_ids]
-        self._template = ChatTemplate(files.tokenizer, media_tokens, cache_bytes=token_cache_bytes)
+        self._template = ChatTemplate(
+            files.tokenizer,
+            media_tokens,
+            media_texts=media_texts(self._layout, files.tokenizer),
+            cache_bytes=token_cache_bytes,
+        )
+        self._text_placeholders = TextPlaceholders(self._layout.placeholder_texts if self._layout else {})
         self._items = ItemMaker(media, fetcher, self._off_loop, clock)
         video = video or VideoConfig()
         self._decoders = VideoDecoders(video) if video.decode == "ingress" and enable_multimodal else None
@@ -96,6 +103,7 @@ class PromptBuilder:
         conversation = parse_messages(
             messages, enable_multimodal=self._enable_multimodal, max_items=max_items
         )
+        self._text_placeholders.check(conversation)
         is_short = conversation.num_chars <= SHORT_CHARS
         run = _here if is_short else self._off_loop
         chat = await run(

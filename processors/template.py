@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -74,6 +76,8 @@ class ChatTemplate:
 
     media_token_ids: tokens that stand for media; with the special tokens, they count only where the
         template wrote them: in a client's text they are plain text.
+    media_texts: what stands for an item ("image", "video") in a template that takes texts only, `{number}`
+        counting the items of its kind from 1. Without, such a template takes no media.
     cache_bytes: for the ids of parts that come again.
     """
 
@@ -82,14 +86,16 @@ class ChatTemplate:
         tokenizer: PreTrainedTokenizerBase,
         media_token_ids: Sequence[int] = (),
         *,
+        media_texts: Mapping[str, str] = MappingProxyType({}),
         cache_bytes: int = 64 << 20,
     ) -> None:
         self._tokenizer = tokenizer
         self._specials = SpecialTokens.of(tokenizer, media_token_ids)
+        self._media_texts = media_texts
         self._cache = TokenCache(cache_bytes)
         self._encoder = PromptEncoder(tokenizer, self._specials, self._cache)
-        source = str(tokenizer.chat_template or "")
-        self._knows_developer = "'developer'" in source or '"developer"' in source
+        self._source = _source_of(tokenizer)
+        self._knows_developer = "'developer'" in self._source or '"developer"' in self._source
         self._takes_parts = self._renders_parts()
         # At its first use a fast tokenizer drops a padding or truncation that its file asks for: here,
         # before threads share it.
@@ -115,7 +121,8 @@ class ChatTemplate:
         if reserved := sorted(_RESERVED & extra.keys()):
             message = f"chat_template_kwargs must not hold {', '.join(reserved)}"
             raise RequestError(message, param="chat_template_kwargs")
-        messages = [self._fit(message) for message in conversation.messages]
+        numbers: Counter[str] = Counter()
+        messages = [self._fit(message, numbers) for message in conversation.messages]
         try:
             return self._apply(messages, tools=tools, add_generation_prompt=add_generation_prompt, **extra)
         except _TEMPLATE_ERRORS as error:
@@ -162,7 +169,7 @@ class ChatTemplate:
         Raises:
             RequestError: 400 where the template makes something else of marked text.
         """
-        mark = unused_mark([*texts, str(self._tokenizer.chat_template)])
+        mark = unused_mark([*texts, self._source])
         text = self._render(request, add_generation_prompt)
         if mark is not None:
             marked_request = request.map(lambda one: self._specials.marked(one, mark))
@@ -200,14 +207,28 @@ class ChatTemplate:
     def _apply(self, messages: list[dict[str, Any]], **more: Any) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **more))
 
-    def _fit(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message as this template can take it, by the rules of vLLM's chat path."""
+    def _fit(self, message: dict[str, Any], numbers: Counter[str]) -> dict[str, Any]:
+        """The message as this template can take it, by the rules of vLLM's chat path.
+
+        numbers: of the items of each kind so far; counted on.
+        """
         fitted = dict(message)
         if fitted["role"] == "developer" and not self._knows_developer:
             fitted["role"] = "system"
         if isinstance(fitted["content"], list) and not self._takes_parts:
-            fitted["content"] = _joined(fitted["content"])
+            fitted["content"] = self._joined(fitted["content"], numbers)
         return fitted
+
+    def _joined(self, parts: list[dict[str, str]], numbers: Counter[str]) -> str:
+        """A text for each media item, one a line, then the texts, one a line."""
+        lines = []
+        for kind in (part["type"] for part in parts if part["type"] != "text"):
+            if kind not in self._media_texts:
+                message = "the model's chat template takes text only; send no media"
+                raise RequestError(message, param="messages", code="chat_template_text_only")
+            numbers[kind] += 1
+            lines.append(self._media_texts[kind].replace("{number}", str(numbers[kind])))
+        return "\n".join([*lines, *(part["text"] for part in parts if part["type"] == "text")])
 
     def _renders_parts(self) -> bool:
         """Whether the template makes a text of a list of parts, rather than printing the list."""
@@ -221,8 +242,7 @@ class ChatTemplate:
         return _PROBE_TEXT in rendered and "'type'" not in rendered and '"type"' not in rendered
 
 
-def _joined(parts: list[dict[str, str]]) -> str:
-    if any(part["type"] != "text" for part in parts):
-        message = "the model's chat template takes text only; send no media"
-        raise RequestError(message, param="messages", code="chat_template_text_only")
-    return "\n".join(part["text"] for part in parts)
+def _source_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """All templates of a tokenizer that has one for each purpose."""
+    template = tokenizer.chat_template or ""
+    return "\n".join(map(str, template.values())) if isinstance(template, dict) else str(template)

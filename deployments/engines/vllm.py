@@ -114,15 +114,22 @@ class VllmEngine(ServingEngine):
         from deployments.engines.vllm_contract import layout_contracts
         from deployments.engines.vllm_probe import InstalledProcessor
 
-        files = ModelFiles.load(str(self._args["model"]))
+        files = self._files()
         processor = InstalledProcessor(self._llm.renderer.get_mm_processor(), self._names)
         return layout_contracts(files, self._layout_options(), processor)
 
     def _modality_names(self) -> Mapping[Modality, str]:
         if not self._llm.vllm_config.model_config.is_multimodal_model:
             return {}
-        layout = layout_for(ModelFiles.load(str(self._args["model"])), self._layout_options())
+        layout = layout_for(self._files(), self._layout_options())
         return {} if layout is None else layout.engine_names
+
+    def _files(self) -> ModelFiles:
+        return ModelFiles.load(
+            str(self._args["model"]),
+            revision=self._args.get("revision"),
+            trust_remote_code=bool(self._args.get("trust_remote_code")),
+        )
 
     def _layout_options(self) -> LayoutOptions:
         model = self._llm.vllm_config.model_config

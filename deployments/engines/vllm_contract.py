@@ -106,14 +106,15 @@ def _requests(layout: FamilyLayout, modality: Modality) -> Iterator[tuple[Shape,
 
 
 def probe_prompt(layout: FamilyLayout, files: ModelFiles, shapes: Sequence[Shape]) -> list[int]:
-    """A prompt with one placeholder a shape and text between."""
+    """A prompt with one placeholder a shape and text between. A placeholder that is text ends its line, as
+    templates have it: its last token may then be another."""
     ids: list[int] = list(files.tokenizer.encode("a", add_special_tokens=False))
     for number, shape in enumerate(shapes, 1):
         modality = Modality.VIDEO if isinstance(shape, VideoShape) else Modality.IMAGE
         if modality in layout.placeholders:
             ids.append(layout.placeholders[modality])
         else:
-            text = layout.placeholder_texts[modality].format(number=number)
+            text = layout.placeholder_texts[modality].format(number=number) + "\n"
             ids += files.tokenizer.encode(text, add_special_tokens=False)
         ids += files.tokenizer.encode("b", add_special_tokens=False)
     return ids

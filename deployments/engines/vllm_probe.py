@@ -38,13 +38,6 @@ class InstalledProcessor:
         self._processor = processor
         self._names = names
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The numbers of transformers' image processor below it."""
-        own = self._processor.info.get_hf_processor().image_processor.to_dict()
-        names = ("size", "patch_size", "merge_size", "temporal_patch_size", "min_pixels", "max_pixels")
-        return {name: own[name] for name in names if own.get(name) is not None}
-
     def takes(self, modality: Modality) -> bool:
         """Whether the model knows the modality and the engine's arguments allow it."""
         name = self._names.get(modality, str(modality))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from processors.families import (
+    gemma3,
     glm4v,
+    internvl,
     kimi,
     llama4,
     llava,
@@ -15,6 +17,7 @@ from processors.families import (
     pixtral,
     qwen2_vl,
     qwen3_vl,
+    qwen_omni,
 )
 from processors.families.source import LayoutFiles, Source
 from processors.layout import FamilyLayout, LayoutOptions, LayoutRefused
@@ -33,6 +36,9 @@ _FAMILIES: tuple[Callable[[Source], FamilyLayout | None], ...] = (
     pixtral.layout,
     nemotron_omni.layout,
     glm4v.layout,
+    qwen_omni.layout,
+    internvl.layout,
+    gemma3.layout,
 )
 
 

@@ -38,6 +38,10 @@ class Glm4vLayout(FamilyLayout):
     def placeholders(self) -> Mapping[Modality, int]:
         return {Modality.IMAGE: self.image_id}
 
+    @property
+    def frames(self) -> Mapping[Modality, tuple[str, str]]:
+        return {Modality.IMAGE: ("<|begin_of_image|>", "<|end_of_image|>")}
+
     def parameters(self, modality: Modality) -> Mapping[str, object]:
         return {"id": self.image_id, **self.grid.parameters}
 

@@ -84,6 +84,10 @@ class KimiK25Layout(FamilyLayout):
         return {Modality.IMAGE: self.pad_id}
 
     @property
+    def frames(self) -> Mapping[Modality, tuple[str, str]]:
+        return {Modality.IMAGE: ("<|media_begin|>image<|media_content|>", "<|media_end|>")}
+
+    @property
     def engine_names(self) -> Mapping[Modality, str]:
         return {Modality.IMAGE: "vision_chunk"}
 
@@ -127,7 +131,8 @@ def layout(source: Source) -> KimiK25Layout | KimiK3Layout | None:
     family = source.named(_ARCHITECTURES)
     if family is None or source.options.engine == "sglang" or source.kwargs(Modality.IMAGE):
         return None  # SGLang 0.5.23 takes no identities of ours for Kimi
-    settings = source.settings.get("media_proc_cfg", source.settings)
+    # Where the image processor's file lacks them, config.json may have them.
+    settings = source.settings.get("media_proc_cfg") or source.config.get("media_proc_cfg") or source.settings
     grid = KimiGrid.read(settings) if isinstance(settings, Mapping) else None
     if grid is None:
         return None

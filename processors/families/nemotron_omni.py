@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from processors.families.nemotron_video import NemotronVideo
 from processors.families.source import Source
+from processors.families.text_placeholders import expand_text
 from processors.layout import (
     Expansion,
     FamilyLayout,
     LayoutRefused,
-    PlacedItem,
     Refusal,
     Replacement,
     Shape,
@@ -36,6 +36,7 @@ _ARCHITECTURES = {
 _ROUNDS = 10
 #: Tokens that vLLM keeps free of a request's pictures.
 _RESERVED = 4
+_CLIP_TEXT = "<video>"
 #: Patches of a token: two by two.
 _MERGED = 4
 
@@ -112,7 +113,7 @@ class NemotronLayout(FamilyLayout):
 
     @property
     def placeholder_texts(self) -> Mapping[Modality, str]:
-        return {Modality.VIDEO: "<video>\n"}
+        return {Modality.VIDEO: _CLIP_TEXT}
 
     @property
     def modalities(self) -> frozenset[Modality]:
@@ -172,29 +173,10 @@ class NemotronLayout(FamilyLayout):
         return Replacement(ids, embed_runs(ids, self.image_id))
 
     def expand(self, token_ids: Sequence[int], replacements: Sequence[Replacement | Refusal]) -> Expansion:
-        """A clip's placeholder is the text `<video>`: vLLM replaces it in text where its ids do not match."""
-        items = [item for item in replacements if isinstance(item, Replacement)]
-        if self.tokenizer is None or len(items) != 1 or self.image_id in token_ids:
+        """A clip's placeholder is text; a picture's is a token, and beside one no clip is exact."""
+        if self.tokenizer is None or len(replacements) != 1 or self.image_id in token_ids:
             return super().expand(token_ids, replacements)
-        ids, clip = list(token_ids), items[0].ids.tolist()
-        target = self.tokenizer.encode("<video>", add_special_tokens=False)
-        at = _find(ids, target)
-        if at is None:
-            text = str(self.tokenizer.decode(ids)).replace("<video>", str(self.tokenizer.decode(clip)), 1)
-            ids = list(self.tokenizer.encode(text, add_special_tokens=False))
-            at = _find(ids, clip)
-        else:
-            ids[at : at + len(target)] = clip
-        if at is None:
-            raise ValueError("the prompt holds no <video> that becomes the clip's own tokens")
-        return Expansion(np.array(ids, dtype=np.int64), (PlacedItem(0, at, len(clip)),), len(ids))
-
-
-def _find(ids: Sequence[int], wanted: Sequence[int]) -> int | None:
-    for at in range(len(ids) - len(wanted) + 1):
-        if ids[at] == wanted[0] and list(ids[at : at + len(wanted)]) == list(wanted):
-            return at
-    return None
+        return expand_text(self.tokenizer, token_ids, _CLIP_TEXT, replacements)
 
 
 def layout(source: Source) -> NemotronLayout | None:

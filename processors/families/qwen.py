@@ -23,5 +23,9 @@ class QwenLayout(FamilyLayout):
         return tokens if self.video_id is None else {**tokens, Modality.VIDEO: self.video_id}
 
     @property
+    def frames(self) -> Mapping[Modality, tuple[str, str]]:
+        return dict.fromkeys(Modality, ("<|vision_start|>", "<|vision_end|>"))
+
+    @property
     def modalities(self) -> frozenset[Modality]:
         return frozenset({Modality.IMAGE, Modality.VIDEO} if self.video else {Modality.IMAGE})

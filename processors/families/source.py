@@ -87,14 +87,16 @@ class Source:
             raise _missing(f"the model's files do not say {name} as a number")
         return int(value)
 
-    def token(self, *names: str, text: str | None = None) -> int:
+    def token(self, *names: str, text: str | None = None, within: Mapping[str, Any] | None = None) -> int:
         """The first of config.json's keys `names` that holds an id, else the vocabulary's id of `text`.
+
+        within: the section of config.json that has the keys, where it is not the top.
 
         Raises:
             LayoutRefused: neither says it.
         """
         for name in names:
-            value = self.config.get(name)
+            value = (self.config if within is None else within).get(name)
             if isinstance(value, int):
                 return value
         found = None if text is None else self._vocabulary_id(text)

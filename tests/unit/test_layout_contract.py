@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from golden import files, golden, known_layout, qwen
@@ -12,7 +13,7 @@ from tiny_files import tiny_tokenizer
 from deployments.engines.vllm_contract import CLIPS, PICTURES, layout_contracts, probe_prompt
 from deployments.engines.vllm_probe import ProcessorRefused, Rendered
 from processors import FamilyLayout, LayoutOptions, ModelFiles, Refusal, Shape
-from sightline_types import DegradeReason, ImageSize, Modality
+from sightline_types import DegradeReason, ImageSize, Modality, VideoShape
 
 
 class Installed:
@@ -74,6 +75,20 @@ def test_a_processor_that_refuses_what_the_registry_lays_out_is_a_mismatch() -> 
     contracts = layout_contracts(qwen_files(), LayoutOptions(), Refusing(layout))
     assert not any(contract.exact for contract in contracts)
     assert "not today" in contracts[0].detail
+
+
+def test_the_resize_of_older_transformers_is_told_apart_by_the_probes() -> None:
+    """Before 5.15: a clip of one frame is taken, and a side below a token's is refused (its golden file)."""
+    rows = golden("qwen3_video_legacy_ceil")["video"]
+    layout = known_layout(qwen_files())
+    alone = [row for row in rows if row["num_frames"] == 1]
+    narrow = [row for row in rows if "error" in row]
+    for row in (*alone, *narrow):
+        clip = VideoShape(ImageSize(row["width"], row["height"]), row["num_frames"], 25.0)
+        clip = replace(clip, frame_indices=tuple(range(clip.num_frames)))
+        assert isinstance(layout.try_replacement(clip), Refusal) is ("error" not in row)
+    assert any(clip.num_frames == 1 for clip in CLIPS)
+    assert any(min(clip.size.width, clip.size.height) < 32 for clip in CLIPS)
 
 
 def test_other_timestamps_are_a_mismatch_of_clips_alone() -> None:

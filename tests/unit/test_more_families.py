@@ -166,6 +166,12 @@ def test_kimi_k3_frames_each_picture_with_its_own_size() -> None:
         assert plan.embeds == (EmbedRun(len(head), row["num_tokens"]),)
 
 
+def test_kimis_limits_may_stand_in_config_json() -> None:
+    settings = {"media_proc_cfg": golden("kimi_k3")["meta"]["media_proc_cfg"]}
+    model = files({"model_type": "kimi_k3", **settings}, tokenizer=vocabulary(KIMI_TOKENS))
+    assert known_layout(model).fingerprint([Modality.IMAGE]) == kimi("kimi_k3").fingerprint([Modality.IMAGE])
+
+
 @pytest.mark.parametrize("family", ("kimi_k25", "kimi_k3"))
 def test_a_chunk_of_kimis_frames_counts_as_one_frame(family: str) -> None:
     data = golden(family)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -408,6 +409,50 @@ def test_a_processors_nested_section_wins_over_its_own_file(tmp_path: Path) -> N
 def test_a_text_model_has_no_preprocessor(tmp_path: Path) -> None:
     files = ModelFiles.load(tiny_folder(tmp_path / "m", "qwen3"))
     assert files.preprocessor == {}
+
+
+def test_a_template_in_the_processors_old_file_is_the_models(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "m", template=None)
+    (folder / "chat_template.json").write_text('{"chat_template": "of the processor"}')
+    tokenizer = ModelFiles.load(folder).tokenizer
+    assert tokenizer.chat_template == "of the processor"
+    (folder / "chat_template.jinja").write_text("of both")
+    assert ModelFiles.load(folder).tokenizer.chat_template == "of both"
+
+
+async def test_beside_a_processors_template_the_tokenizers_is_for_tools(
+    tmp_path: Path, builders: Builders
+) -> None:
+    folder = tiny_folder(tmp_path / "m")
+    (folder / "chat_template.jinja").rename(folder / "own.jinja")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = TEMPLATE
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.json").write_text('{"chat_template": "<|im_start|>processor"}')
+    builder = builders(folder)
+    plain = await builder.prepare([{"role": "user", "content": "hi"}])
+    tooled = await builder.prepare([{"role": "user", "content": "hi"}], tools=[{"name": "look"}])
+    texts = [ModelFiles.load(folder).tokenizer.decode(prompt.token_ids) for prompt in (plain, tooled)]
+    assert texts[0] == "<|im_start|>processor" and '"look"' in texts[1]
+
+
+@pytest.fixture
+def coded_folder(tmp_path: Path) -> Path:
+    """A model whose tokenizer is code of its own, as Kimi's and Phi-3-vision's are."""
+    folder = tiny_folder(tmp_path / "coded", "unheard_of")
+    (folder / "own.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\n\nclass Own(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_models_own_code_runs_only_where_it_is_trusted(coded_folder: Path) -> None:
+    assert type(ModelFiles.load(coded_folder, trust_remote_code=True).tokenizer).__name__ == "Own"
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        ModelFiles.load(coded_folder)
 
 
 def test_a_folder_without_a_model_is_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,373 @@
+"""Tiny models that are compared with the installed processor only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tests.engines.tiny_family import (
+    GOLDEN,
+    QWEN_PICTURE,
+    TEXT,
+    TOWER,
+    VOCAB,
+    Family,
+    WrittenConfig,
+    no_processor,
+)
+
+
+def _glm4v(ids: dict[str, int]) -> Any:
+    from transformers import Glm4vConfig
+
+    text = {
+        **TEXT,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+    }
+    text["rope_parameters"]["partial_rotary_factor"] = 0.5
+    vision = {"hidden_size": 64, "depth": 2, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 128}
+    return Glm4vConfig(
+        text_config=text,
+        vision_config=vision | {"image_size": 336, "patch_size": 14},
+        image_token_id=ids["<|image|>"],
+        video_token_id=ids["<|video|>"],
+        image_start_token_id=ids["<|begin_of_image|>"],
+        image_end_token_id=ids["<|end_of_image|>"],
+        video_start_token_id=ids["<|begin_of_video|>"],
+        video_end_token_id=ids["<|end_of_video|>"],
+    )
+
+
+def _glm4v_processor(tokenizer: Any) -> Any:
+    from transformers import Glm4vImageProcessor, Glm4vProcessor, Glm4vVideoProcessor
+
+    return Glm4vProcessor(Glm4vImageProcessor(), tokenizer, Glm4vVideoProcessor())
+
+
+def _kimi_k25(ids: dict[str, int]) -> Any:
+    from transformers import Kimi_K25Config
+
+    text = {"model_type": "deepseek_v3", **TEXT, "num_key_value_heads": 2}
+    return Kimi_K25Config(
+        architectures=["KimiK25ForConditionalGeneration"],
+        text_config=text,
+        image_token_id=ids["<|media_pad|>"],
+    )
+
+
+def _kimi_k3(ids: dict[str, int]) -> Any:
+    text = {"model_type": "kimi_linear", "hidden_size": 64, "vocab_size": VOCAB}
+    return WrittenConfig(
+        model_type="kimi_k3",
+        architectures=["KimiK3ForConditionalGeneration"],
+        media_placeholder_token_id=ids["<|media_pad|>"],
+        text_config=text,
+    )
+
+
+def _kimi_processor(name: str) -> Callable[[Any], Any]:
+    def make(tokenizer: Any) -> Any:
+        from transformers.image_processing_utils import BaseImageProcessor
+
+        settings = json.loads((GOLDEN / f"{name}.json").read_text())["meta"]["media_proc_cfg"]
+        return BaseImageProcessor(media_proc_cfg=settings)
+
+    return make
+
+
+def _gemma3(ids: dict[str, int]) -> Any:
+    from transformers import Gemma3Config, Gemma3TextConfig, SiglipVisionConfig
+
+    text = TEXT | {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+    return Gemma3Config(
+        architectures=["Gemma3ForConditionalGeneration"],
+        text_config=Gemma3TextConfig(**text, query_pre_attn_scalar=32),
+        vision_config=SiglipVisionConfig(**TOWER, image_size=112, patch_size=14),
+        mm_tokens_per_image=16,
+        boi_token_index=ids["<start_of_image>"],
+        eoi_token_index=ids["<end_of_image>"],
+        image_token_index=ids["<image_soft_token>"],
+    )
+
+
+def _gemma3_processor(tokenizer: Any) -> Any:
+    from transformers import Gemma3ImageProcessor, Gemma3Processor
+
+    pictures = Gemma3ImageProcessor(size={"height": 112, "width": 112}, do_pan_and_scan=False)
+    return Gemma3Processor(pictures, tokenizer, image_seq_length=16)
+
+
+def _internvl(ids: dict[str, int]) -> Any:
+    from transformers import InternVLConfig, InternVLVisionConfig, Qwen2Config
+
+    tower = InternVLVisionConfig(**TOWER, image_size=[112, 112], patch_size=[14, 14])
+    text = Qwen2Config(**TEXT)
+    return InternVLConfig(
+        vision_config=tower,
+        text_config=text,
+        image_token_id=ids["<IMG_CONTEXT>"],
+        image_seq_length=16,
+        architectures=["InternVLForConditionalGeneration"],
+    )
+
+
+def _internvl_processor(tokenizer: Any) -> Any:
+    from transformers import GotOcr2ImageProcessor, InternVLProcessor, InternVLVideoProcessor
+
+    size = {"height": 112, "width": 112}
+    pictures = GotOcr2ImageProcessor(size=size, crop_to_patches=True, max_patches=6)
+    return InternVLProcessor(pictures, tokenizer, InternVLVideoProcessor(size=size), image_seq_length=16)
+
+
+_INTERNVL_CODE = """from transformers import CONFIG_MAPPING, PretrainedConfig
+
+
+class InternVLChatConfig(PretrainedConfig):
+    model_type = "internvl_chat"
+    is_composition = True
+
+    def __init__(self, vision_config=None, llm_config=None, **kwargs):
+        self.vision_config = PretrainedConfig(**(vision_config or {}))
+        text = dict(llm_config or {"model_type": "qwen2"})
+        self.llm_config = CONFIG_MAPPING[text.pop("model_type")](**text)
+        super().__init__(**kwargs)
+
+    def get_text_config(self, **kwargs):
+        return self.llm_config
+"""
+
+
+_NEMOTRON_CODE = """from transformers import CONFIG_MAPPING, PretrainedConfig
+
+
+class NemotronConfig(PretrainedConfig):
+    model_type = "NemotronH_Nano_VL_V2"
+    is_composition = True
+
+    def __init__(self, vision_config=None, llm_config=None, **kwargs):
+        self.vision_config = PretrainedConfig(**(vision_config or {}))
+        text = dict(llm_config or {"model_type": "nemotron_h"})
+        self.text_config = CONFIG_MAPPING[text.pop("model_type")](**text)
+        super().__init__(**kwargs)
+
+    def get_text_config(self, **kwargs):
+        return self.text_config
+"""
+
+
+def _nemotron(ids: dict[str, int]) -> Any:
+    golden = json.loads((GOLDEN / "nemotron_omni.json").read_text())["meta"]["config"]
+    text = {**TEXT, "hybrid_override_pattern": "*-*-", "num_hidden_layers": 4}
+    return WrittenConfig(
+        model_type="NemotronH_Nano_VL_V2",
+        architectures=["NemotronH_Nano_VL_V2"],
+        auto_map={"AutoConfig": "configuration_nemotron.NemotronConfig"},
+        llm_config={"model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], **text},
+        img_context_token_id=ids["<image>"],
+        img_context_token="<image>",
+        img_start_token="<img>",
+        img_end_token="</img>",
+        use_thumbnail=True,
+        norm_mean=[0.5] * 3,
+        norm_std=[0.5] * 3,
+        **golden,
+    )
+
+
+def _internvl_chat(ids: dict[str, int]) -> Any:
+    return WrittenConfig(
+        model_type="internvl_chat",
+        architectures=["InternVLChatModel"],
+        auto_map={"AutoConfig": "configuration_internvl_chat.InternVLChatConfig"},
+        vision_config={**TOWER, "image_size": 112, "patch_size": 14},
+        llm_config={"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **TEXT},
+        force_image_size=112,
+        downsample_ratio=0.5,
+        min_dynamic_patch=1,
+        max_dynamic_patch=6,
+        dynamic_image_size=True,
+        use_thumbnail=True,
+        ps_version="v2",
+    )
+
+
+def _qwen2_5_omni(ids: dict[str, int]) -> Any:
+    from transformers import Qwen2_5OmniConfig
+
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]}
+    thinker = {
+        "text_config": {**TEXT, "rope_parameters": rope},
+        "vision_config": {"depth": 2, "hidden_size": 64, "num_heads": 2, "out_hidden_size": 64},
+        "audio_config": {"d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 2, "output_dim": 64},
+        "image_token_index": ids["<|IMAGE|>"],
+        "video_token_index": ids["<|VIDEO|>"],
+        "audio_token_index": ids["<|AUDIO|>"],
+    }
+    return Qwen2_5OmniConfig(thinker_config=thinker, architectures=["Qwen2_5OmniForConditionalGeneration"])
+
+
+def _qwen3_omni(ids: dict[str, int]) -> Any:
+    from transformers import Qwen3OmniMoeConfig
+
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]}
+    tokens = {f"{name}_token_id": ids[f"<|{name}_pad|>"] for name in ("image", "video", "audio")}
+    thinker = {
+        "text_config": {**TEXT, "rope_parameters": rope, "num_experts": 2, "moe_intermediate_size": 64},
+        "vision_config": {"depth": 2, "hidden_size": 64, "num_heads": 2, "out_hidden_size": 64},
+        "audio_config": {"d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 2, "output_dim": 64},
+    }
+    return Qwen3OmniMoeConfig(
+        thinker_config=thinker | tokens, architectures=["Qwen3OmniMoeForConditionalGeneration"]
+    )
+
+
+def _qwen3_omni_processor(tokenizer: Any) -> Any:
+    from transformers import (
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+        Qwen3OmniMoeProcessor,
+        WhisperFeatureExtractor,
+    )
+
+    patches = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
+    limits = {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}
+    return Qwen3OmniMoeProcessor(
+        Qwen2VLImageProcessor(**patches, **limits),
+        Qwen2VLVideoProcessor(**patches),
+        WhisperFeatureExtractor(feature_size=128),
+        tokenizer,
+    )
+
+
+def _qwen2_5_omni_processor(tokenizer: Any) -> Any:
+    from transformers import (
+        Qwen2_5OmniProcessor,
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+        WhisperFeatureExtractor,
+    )
+
+    limits = {"min_pixels": 3136, "max_pixels": 12845056}
+    return Qwen2_5OmniProcessor(
+        Qwen2VLImageProcessor(**limits),
+        Qwen2VLVideoProcessor(),
+        WhisperFeatureExtractor(feature_size=128),
+        tokenizer,
+    )
+
+
+_GLM_TOKENS = (
+    "<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>",
+    "<|begin_of_video|>", "<|end_of_video|>",
+)  # fmt: skip
+
+_KIMI_TOKENS = ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
+
+_OMNI_TOKENS = (
+    "<|IMAGE|>", "<|VIDEO|>", "<|AUDIO|>", "<|vision_bos|>", "<|vision_eos|>",
+    "<|audio_bos|>", "<|audio_eos|>",
+)  # fmt: skip
+_OMNI_NAMES = dict(
+    zip(
+        ("image", "video", "audio", "vision_bos", "vision_eos", "audio_bos", "audio_eos"),
+        _OMNI_TOKENS,
+        strict=True,
+    )
+)
+#: The pictures' and clips' are in the tokenizer already.
+_OMNI3_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+_INTERNVL_TOKENS = ("<img>", "</img>", "<IMG_CONTEXT>")
+_GEMMA_TOKENS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+
+
+#: Compared with the installed processor only.
+PROCESSOR_ONLY = {
+    "glm4v": Family(
+        _GLM_TOKENS,
+        "<|begin_of_image|><|image|><|end_of_image|>",
+        _glm4v,
+        "Glm4vForConditionalGeneration",
+        _glm4v_processor,
+    ),
+    "kimi_k25": Family(
+        _KIMI_TOKENS,
+        "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
+        _kimi_k25,
+        None,
+        _kimi_processor("kimi_k25"),
+    ),
+    "kimi_k3": Family(
+        (*_KIMI_TOKENS, "<|kimi_image_placeholder|>"),
+        "<|kimi_image_placeholder|>",
+        _kimi_k3,
+        None,
+        _kimi_processor("kimi_k3"),
+    ),
+    "gemma3": Family(
+        _GEMMA_TOKENS,
+        "<start_of_image>",
+        _gemma3,
+        None,
+        _gemma3_processor,
+        named={
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+        },
+        more=("\n", "\n\n", "\n\n\n", "\n\n\n\n"),
+    ),
+    "internvl": Family(
+        (*_INTERNVL_TOKENS, "<video>"),
+        "<IMG_CONTEXT>",
+        _internvl,
+        None,
+        _internvl_processor,
+        named={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+    ),
+    "internvl_chat": Family(
+        _INTERNVL_TOKENS,
+        "<image>",
+        _internvl_chat,
+        None,
+        no_processor,
+        code={"configuration_internvl_chat.py": _INTERNVL_CODE},
+    ),
+    "nemotron": Family(
+        ("<image>", "<img>", "</img>"),
+        "<image>",
+        _nemotron,
+        None,
+        no_processor,
+        code={"configuration_nemotron.py": _NEMOTRON_CODE},
+    ),
+    "qwen2_5_omni": Family(
+        _OMNI_TOKENS,
+        "<|vision_bos|><|IMAGE|><|vision_eos|>",
+        _qwen2_5_omni,
+        None,
+        _qwen2_5_omni_processor,
+        named={f"{name}_token": token for name, token in _OMNI_NAMES.items()},
+    ),
+    "qwen3_omni": Family(
+        _OMNI3_TOKENS,
+        QWEN_PICTURE,
+        _qwen3_omni,
+        None,
+        _qwen3_omni_processor,
+        named={
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            "audio_token": "<|audio_pad|>",
+            "vision_bos_token": "<|vision_start|>",
+            "vision_eos_token": "<|vision_end|>",
+            "audio_bos_token": "<|audio_start|>",
+            "audio_eos_token": "<|audio_end|>",
+        },
+    ),
+}
