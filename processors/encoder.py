@@ -14,6 +14,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from processors.ascii_words import AsciiWords
 from processors.errors import RequestError
 from processors.special_tokens import SpecialTokens
 from processors.token_cache import Ids, TokenCache
@@ -47,6 +48,8 @@ class PromptEncoder:
         self._specials = specials
         self._cache = cache
         self._lock = threading.Lock()
+        is_fast = tokenizer.is_fast
+        self._words = AsciiWords.of(tokenizer.backend_tokenizer) if is_fast else None
 
     def encode(self, text: str, position: int = 0) -> Encoded:
         """The ids of a text in which every special token counts, and how many lie before `position`.
@@ -77,9 +80,27 @@ class PromptEncoder:
         return Encoded(ids, encoding.char_to_token(position) or 0)
 
     def _encode_parts(self, parts: list[str]) -> list[Ids]:
+        by_word = [self._by_word(part) for part in parts]
+        rest = [part for part, ids in zip(parts, by_word, strict=True) if ids is None]
         # Only fast tokenizers have cuts, and the fast encoding leaves out the positions in the text.
-        encoded = self._tokenizer.backend_tokenizer.encode_batch_fast(parts, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
+        encode = self._tokenizer.backend_tokenizer.encode_batch_fast
+        encoded = iter(encode(rest, add_special_tokens=False) if rest else ())
+        return [np.array(next(encoded).ids, dtype=np.int32) if ids is None else ids for ids in by_word]
+
+    def _by_word(self, part: str) -> Ids | None:
+        """The ids of a special token and the text after it; None where only the tokenizer can tell."""
+        if self._words is None:
+            return None
+        token = self._token_at(part)
+        if token is None:
+            return self._words.ids_of(part)
+        after = self._words.ids_of(part[len(token.content) :])
+        if after is None:
+            return None
+        return np.insert(after, 0, self._tokenizer.convert_tokens_to_ids(token.content))
+
+    def _token_at(self, part: str) -> AddedToken | None:
+        return next((t for t in self._specials.raw if part.startswith(t.content)), None)
 
     def _before(self, parts: Sequence[str], ids: Sequence[Ids], position: int) -> int:
         tokens = start = 0
@@ -116,7 +137,7 @@ class PromptEncoder:
 
     def _marked_part(self, part: str, mark: str) -> Iterator[Ids]:
         """One special token of the template (but for the first part), and the text after it."""
-        token = next((t for t in self._specials.raw if part.startswith(t.content)), None)
+        token = self._token_at(part)
         if token is None or token.content not in self._specials.guarded:
             yield self._plain_ids(part.replace(mark, ""))
             return
