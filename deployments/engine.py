@@ -19,6 +19,7 @@ from deployments.batches import pack_messages, together
 from deployments.config import EngineConfig
 from deployments.engines import EngineGone, EngineRank, media_source, start_engine
 from deployments.engines.reaper import start_reaper
+from deployments.media import are_as_promised
 from deployments.protocol import (
     Delta,
     EngineMessage,
@@ -159,7 +160,8 @@ class Engine:
         """The engine's messages; those of a request whose media cannot be decoded are one, a refusal."""
         try:
             media = await self._media.decode(request.media, payload)
-            if not self._uuids.note(request.media, payload):
+            is_known = self._uuids.note(request.media, payload)
+            if not is_known or not are_as_promised(request.media, media):
                 self._surprised.add(request.decision_id)
         except RequestError as error:
             yield Failed(str(error), error.status, error.param, error.code)

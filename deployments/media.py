@@ -13,9 +13,9 @@ from deployments.protocol import EngineMedia
 from deployments.transport import Payload, part
 from processors import DecodedVideo, RequestError, Sampling, VideoDecoders, decode_image, loader_rule
 from processors.model_files import read_preprocessors
-from sightline_types import Modality
+from sightline_types import ImageSize, Modality
 
-__all__ = ["DecodedMedia", "MediaDecoder"]
+__all__ = ["DecodedMedia", "MediaDecoder", "are_as_promised"]
 
 #: None: the engine is believed to hold the item.
 DecodedMedia = Image.Image | DecodedVideo | None
@@ -74,3 +74,19 @@ class MediaDecoder:
 
     async def aclose(self) -> None:
         await self._videos.aclose()
+
+
+def are_as_promised(media: Sequence[EngineMedia], decoded: Sequence[object]) -> bool:
+    """Whether every picture has the size that the prompt was laid out for. A file can say one thing in its
+    header and hold another; that is no fault of the layout, for which nobody else may pay.
+
+    decoded: as a `MediaSource` gives them.
+    """
+    pairs = zip(media, map(_picture_size, decoded), strict=True)
+    return all(found is None or item.size is None or found == item.size for item, found in pairs)
+
+
+def _picture_size(decoded: object) -> ImageSize | None:
+    if isinstance(decoded, Image.Image):
+        return ImageSize(*decoded.size)
+    return decoded if isinstance(decoded, ImageSize) else None

@@ -6,14 +6,14 @@ what the engine sees.
 
 from __future__ import annotations
 
-import contextlib
 from io import BytesIO
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from processors.errors import RequestError, UnsupportedMedia
+from processors.exif import ORIENTATION
 from processors.formats import named_format
-from processors.probe import ProbeError, probe_image
+from processors.probe import ProbeError, TooManyPieces, probe_image
 
 __all__ = ["decode_image"]
 
@@ -24,6 +24,15 @@ AVIF BLP BMP CUR DCX DDS DIB FITS FLI FTEX GBR GIF ICNS ICO IM IMT IPTC JPEG JPE
 PCX PIXAR PNG PPM PSD QOI SGI SPIDER SUN TGA TIFF WEBP XBM XPM XVTHUMB
 """
 _FORMATS = tuple(_FORMAT_NAMES.split())
+_TURNS: dict[object, Image.Transpose] = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _ALPHA_MODES = ("RGBA", "LA", "PA")
 _WHITE = (255, 255, 255)
 _SEND = "send PNG, JPEG, WebP, GIF, BMP, TIFF, AVIF or ICO"
@@ -41,11 +50,10 @@ def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
     try:
         image: Image.Image = Image.open(BytesIO(data), formats=_FORMATS)
         check_pixels(image.width, image.height, max_pixels)
-        # A picture whose EXIF cannot be read stays as it is.
-        with contextlib.suppress(Exception):
-            image = ImageOps.exif_transpose(image)
         image.load()
-        return _to_rgb(image)
+        picture = _to_rgb(_upright(image))
+        picture.info = {}  # whoever reads it next would turn it once more
+        return picture
     except RequestError:
         raise
     except UnidentifiedImageError:
@@ -59,9 +67,14 @@ def _check_header(data: bytes, max_pixels: int) -> None:
     """What the first bytes tell, before Pillow opens the file: some of its readers decode at once."""
     if (name := named_format(data[:_HEAD_BYTES])) is not None:
         raise UnsupportedMedia(f"the file is {name}, which cannot be read here; {_SEND}")
-    with contextlib.suppress(ProbeError):
+    try:
         size = probe_image(data)
-        check_pixels(size.width, size.height, max_pixels)
+    except TooManyPieces as error:
+        # Pillow reads such a file piece by piece, too.
+        raise UnsupportedMedia(f"the image is {error}; save it anew", status=400) from None
+    except ProbeError:
+        return
+    check_pixels(size.width, size.height, max_pixels)
 
 
 def check_pixels(width: int, height: int, max_pixels: int) -> None:
@@ -72,6 +85,16 @@ def check_pixels(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         message = f"the image has {width}x{height} = {width * height} pixels; the limit is {max_pixels}"
         raise UnsupportedMedia(f"{message} (media.max_pixels). Send a smaller one.", status=400)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """A new picture, turned as EXIF says. Pillow's own `exif_transpose` also writes the metadata anew, fails
+    where some other entry is odd, and then leaves the picture on its side."""
+    try:
+        turn = _TURNS.get(image.getexif().get(ORIENTATION))
+    except Exception:
+        turn = None  # a picture whose EXIF cannot be read stays as it is
+    return image.copy() if turn is None else image.transpose(turn)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -5,18 +5,28 @@ Sizes are those after EXIF transposition, as the engine's loader will see them.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator
 
-from processors.exif import ORIENTATION, byteorder_of, orientation, upright
+from processors.exif import ORIENTATION, byteorder_of, first_number, orientation, unit_bytes, upright
 from processors.formats import named_format
-from processors.header_bytes import NeedMoreBytes, ProbeError, UnknownFormat, take, unpack
+from processors.header_bytes import (
+    MAX_PIECES,
+    NeedMoreBytes,
+    ProbeError,
+    TooManyPieces,
+    UnknownFormat,
+    pieces,
+    take,
+    unpack,
+)
 from processors.probe_boxes import heif_size
 from processors.probe_chunks import png_size, webp_size
 from processors.probe_icons import ico_size
 from sightline_types import ImageSize
 
-__all__ = ["NeedMoreBytes", "ProbeError", "UnknownFormat", "probe_image"]
+__all__ = ["NeedMoreBytes", "ProbeError", "TooManyPieces", "UnknownFormat", "probe_image"]
 
 
 def probe_image(head: bytes) -> ImageSize:
@@ -27,7 +37,7 @@ def probe_image(head: bytes) -> ImageSize:
 
     Raises:
         NeedMoreBytes: see there.
-        UnknownFormat: see there.
+        UnknownFormat, TooManyPieces: see there.
     """
     size = _reader(head)(head)
     if size.width < 1 or size.height < 1:
@@ -52,6 +62,7 @@ def _reader(head: bytes) -> Callable[[bytes], ImageSize]:
 
 _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC} | {0xDE}
 _WITHOUT_LENGTH = {0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)}
+_FILLING = re.compile(rb"\xff*")
 _XMP_START = b"http://ns.adobe.com/xap/1.0/\x00"
 
 
@@ -78,23 +89,29 @@ def _jpeg(head: bytes) -> ImageSize:
 def _segments(head: bytes) -> Iterator[tuple[int, int, int]]:
     """(marker, start of the body, its length), up to the start of the scan."""
     at = 2
-    while True:
+    for _ in pieces():
         at = head.find(b"\xff", at)
         if at < 0:
             raise NeedMoreBytes("the JPEG's scan has not begun")
-        (marker,) = take(head, at + 1, 1)
+        (marker,), at = _after_filling(head, at)
         if marker == 0xDA:
             return
-        if marker == 0xFF:
-            at += 1
-        elif marker == 0 or marker in _WITHOUT_LENGTH:
-            at += 2
-        elif marker < 0xC0:
+        if marker == 0 or marker in _WITHOUT_LENGTH:
+            continue
+        if marker < 0xC0:
             raise UnknownFormat(f"a JPEG with marker {marker:#x}")
-        else:
-            (length,) = unpack(">H", head, at + 2)
-            yield marker, at + 4, max(length - 2, 0)
-            at += max(length, 2) + 2
+        (length,) = unpack(">H", head, at)
+        yield marker, at + 2, max(length - 2, 0)
+        at += max(length, 2)
+
+
+def _after_filling(head: bytes, at: int) -> tuple[bytes, int]:
+    """The marker behind a byte of 0xFF and any more of them, and where it ends."""
+    filled = _FILLING.match(head, at)
+    assert filled is not None
+    if filled.end() - at > MAX_PIECES:
+        raise TooManyPieces
+    return take(head, filled.end(), 1), filled.end() + 1
 
 
 # GIF, BMP, TIFF
@@ -103,24 +120,26 @@ def _segments(head: bytes) -> Iterator[tuple[int, int, int]]:
 def _gif(head: bytes) -> ImageSize:
     """The logical screen, made larger where the first frame reaches beyond it, as Pillow does."""
     width, height, flags = unpack("<HHB", head, 6)
-    at = 13 + _palette_bytes(flags)
+    at, turns = 13 + _palette_bytes(flags), pieces()
     while True:
+        next(turns)
         (kind,) = take(head, at, 1)
         if kind == 0x2C:
             left, top, frame_width, frame_height = unpack("<HHHH", head, at + 1)
             return ImageSize(max(width, left + frame_width), max(height, top + frame_height))
         if kind == 0x3B:
             raise UnknownFormat("a GIF without a frame")
-        at = _after_sub_blocks(head, at + 2) if kind == 0x21 else at + 1
+        at = _after_sub_blocks(head, at + 2, turns) if kind == 0x21 else at + 1
 
 
 def _palette_bytes(flags: int) -> int:
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
-def _after_sub_blocks(head: bytes, at: int) -> int:
+def _after_sub_blocks(head: bytes, at: int, turns: Iterator[int]) -> int:
     while length := take(head, at, 1)[0]:
         at += 1 + length
+        next(turns)
     return at + 1
 
 
@@ -158,9 +177,10 @@ def _tiff_tags(head: bytes, order: str, directory: int) -> dict[int, int]:
     """The first value of width, height and orientation, where they are whole numbers."""
     tags: dict[int, int] = {}
     for tag, kind, values, value in _tiff_entries(head, order, directory):
-        if tag in (256, 257, ORIENTATION) and kind in (3, 4) and values == 1:
-            (number,) = struct.unpack(order + ("H" if kind == 3 else "L"), value[: 2 if kind == 3 else 4])
-            tags.setdefault(tag, number)
+        if tag in (256, 257, ORIENTATION) and 0 < values * unit_bytes(kind) <= 4:
+            number = first_number(order, kind, value)
+            if number is not None:
+                tags.setdefault(tag, number)
     return tags
 
 

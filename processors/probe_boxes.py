@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from processors.exif import upright
 from processors.formats import HEIF_BRANDS
-from processors.header_bytes import UnknownFormat, take, unpack
+from processors.header_bytes import UnknownFormat, pieces, take, unpack
 from sightline_types import ImageSize
 
 __all__ = ["heif_size"]
 
-#: A longer directory is none: that of a picture of 16 thousand tiles fits.
+#: A longer directory is none: that of a picture of 16 thousand tiles fits, more than have a limit's pixels.
 _MAX_META_BYTES = 1 << 22
 _SIDEWAYS = 6
 
@@ -39,12 +39,13 @@ def heif_size(head: bytes) -> ImageSize:
             raise UnknownFormat(f"a HEIF file without {needed.decode()}")
     item = _primary(boxes[b"pitm"])
     properties: list[_Box] = []
+    turns = pieces()
     width = height = turned = None
     for box in _boxes(boxes[b"iprp"]):
         if box.kind == b"ipco":
             properties = list(_boxes(box.body))
         elif box.kind == b"ipma":
-            for index in _associations(box.body).get(item, ()):
+            for index in _links_of(item, box.body, turns):
                 kind, body = _property(properties, index)
                 if kind == b"ispe":
                     width, height = _unpack(">LL", body, 4)
@@ -57,8 +58,9 @@ def heif_size(head: bytes) -> ImageSize:
 
 def _meta(head: bytes) -> bytes:
     """The body of the top level's `meta` box."""
-    at = 0
+    at, turns = 0, pieces()
     while True:
+        next(turns)
         length, kind = struct.unpack(">L4s", take(head, at, 8))
         start = 8
         if length == 1:
@@ -74,7 +76,9 @@ def _meta(head: bytes) -> bytes:
 
 
 def _boxes(body: bytes, at: int = 0) -> Iterator[_Box]:
+    turns = pieces()
     while at + 8 <= len(body):
+        next(turns)
         length, kind = struct.unpack_from(">L4s", body, at)
         if length < 8 or at + length > len(body):
             raise UnknownFormat("a HEIF file with a broken box")
@@ -87,23 +91,20 @@ def _primary(pitm: bytes) -> int:
     return _unpack(">H" if version == 0 else ">L", pitm, 4)[0]
 
 
-def _associations(ipma: bytes) -> dict[int, list[int]]:
-    """Item to the numbers (from 1) of its properties."""
+def _links_of(wanted: int, ipma: bytes, turns: Iterator[int]) -> list[int]:
+    """The numbers (from 1) of an item's properties."""
     version, flags = _unpack(">B2xB", ipma, 0)
     (count,) = _unpack(">L", ipma, 4)
-    at, found = 8, dict[int, list[int]]()
+    layout, link = (">HB" if version < 1 else ">LB"), ("H" if flags & 1 else "B")
+    at, found = 8, list[int]()
     for _ in range(count):
-        layout = ">HB" if version < 1 else ">LB"
+        next(turns)
         item, links = _unpack(layout, ipma, at)
         at += struct.calcsize(layout)
-        size = 2 if flags & 1 else 1
-        raw = ipma[at : at + links * size]
-        if len(raw) < links * size:
-            raise UnknownFormat("a HEIF file with a broken directory")
-        mask = 0x7FFF if size == 2 else 0x7F
-        numbers = struct.unpack(f">{links}{'H' if size == 2 else 'B'}", raw)
-        found.setdefault(item, []).extend(number & mask for number in numbers)
-        at += links * size
+        numbers = _unpack(f">{links}{link}", ipma, at)
+        at += links * struct.calcsize(link)
+        if item == wanted:
+            found += [number & (0x7FFF if link == "H" else 0x7F) for number in numbers]
     return found
 
 

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 
 from processors.exif import orientation, upright
-from processors.header_bytes import UnknownFormat, take, unpack
+from processors.header_bytes import UnknownFormat, pieces, take, unpack
 from sightline_types import ImageSize
 
 __all__ = ["png_size", "webp_size"]
@@ -44,8 +44,8 @@ def png_size(head: bytes) -> ImageSize:
 def _png_chunks(head: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Chunks that may tell an orientation: all before the pixels, and those after that are at hand."""
     at, pixels_seen, kind = 8, False, b""
-    while kind != b"IEND":
-        if pixels_seen and at + 8 > len(head):
+    for _ in pieces():
+        if kind == b"IEND" or (pixels_seen and at + 8 > len(head)):
             return
         length, kind = struct.unpack(">L4s", take(head, at, 8))
         pixels_seen = pixels_seen or kind == b"IDAT"
@@ -120,8 +120,9 @@ def _webp_extended(head: bytes) -> ImageSize:
 def _webp_chunk(head: bytes, wanted: bytes) -> bytes | None:
     """The first chunk of that kind; metadata stand at the file's end."""
     (length,) = unpack("<L", head, 4)
-    at, end = 12, 8 + length
+    at, end, turns = 12, 8 + length, pieces()
     while at + 8 <= end:
+        next(turns)
         kind, length = struct.unpack("<4sL", take(head, at, 8))
         if kind == wanted:
             return take(head, at + 8, length)

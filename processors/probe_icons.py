@@ -6,11 +6,13 @@ import struct
 from dataclasses import dataclass
 from math import ceil, log2
 
-from processors.header_bytes import UnknownFormat, take, unpack
+from processors.header_bytes import TooManyPieces, UnknownFormat, take, unpack
 from sightline_types import ImageSize
 
 __all__ = ["ico_size"]
 
+#: Icons have a dozen.
+_MAX_PICTURES = 1024
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -27,6 +29,8 @@ def ico_size(head: bytes) -> ImageSize:
     (count,) = unpack("<H", head, 4)
     if count == 0:
         raise UnknownFormat("an ICO without a picture")
+    if count > _MAX_PICTURES:
+        raise TooManyPieces
     entries = [_entry(take(head, 6 + 16 * i, 16)) for i in range(count)]
     # There sorted by depth, then by size backwards; both sorts keep the order of equals.
     best = min(entries, key=lambda entry: (-entry.width * entry.height, entry.depth))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from tests.engines import pictures as make
@@ -62,3 +63,19 @@ def test_a_known_uuid_needs_no_download(service: Service, pictures: PictureServe
     del pictures.files["/uuid-once.png"]
     again = service.ask(named("once", url))
     assert (again.worker, again.prompt_tokens) == (first.worker, first.prompt_tokens)
+
+
+def lying_avif(seed: int) -> bytes:
+    """320x512 by its header; its frames are those of a track and have half of that."""
+    frames = [make.pixels(seed + number, (320, 256)) for number in range(2)]
+    data = make.encode(frames[0], "AVIF", save_all=True, append_images=frames[1:])
+    size = b"ispe" + bytes(4) + struct.pack(">L", 320)
+    return data.replace(size + struct.pack(">L", 256), size + struct.pack(">L", 512))
+
+
+def test_a_picture_that_is_not_as_its_header_says_is_not_held_against_the_engine(service: Service) -> None:
+    """One client's odd file must not end the credit of everybody's pictures."""
+    answer = service.ask(named("lying", make.data_url(lying_avif(707), "image/avif")))
+    assert service.decision(answer.decision_id)["num_tokens"] > answer.prompt_tokens
+    service.wait_idle()
+    assert [row["audit"]["length_differed"] for row in service.workers()] == [0, 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from PIL import Image
 from tiny_files import tiny_folder
 
 from deployments.config import EngineConfig
-from deployments.media import MediaDecoder
+from deployments.media import MediaDecoder, are_as_promised
 from deployments.transport import pack
 from processors import DecodedVideo, RequestError, Sampling, VideoConfig
 from sightline_types import ImageSize, MediaId, MediaItem, MediaSource, Modality, VideoShape
@@ -82,3 +83,13 @@ async def test_the_rule_is_that_of_the_models_loader(tmp_path: Path) -> None:
     decoder = await MediaDecoder.for_model(EngineConfig(str(folder), enable_multimodal=True))
     assert decoder.sampling == Sampling("qwen3_vl", 32)
     await decoder.aclose()
+
+
+async def test_a_picture_that_is_not_as_its_header_said_is_told(decoder: MediaDecoder) -> None:
+    items = [item(Modality.IMAGE, MediaSource(data=png()), size=size) for size in (ImageSize(5, 3), None)]
+    media, payload = pack(items, [item.source.data for item in items])
+    decoded = await decoder.decode(media, payload)
+    assert are_as_promised(media, decoded)
+    turned = [replace(one, size=ImageSize(3, 5)) for one in media]
+    assert not are_as_promised(turned, decoded)
+    assert are_as_promised(turned, [None, None])  # held by the engine
