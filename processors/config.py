@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from processors.identity import IdentityKey
+from processors.url_names import host_names, matches_host
 
 __all__ = ["DEFAULT_IGNORED_PARAMETERS", "IdentityMode", "MediaConfig"]
 
@@ -191,8 +191,8 @@ class MediaConfig(BaseModel):
         if not self.identity_by_host:
             return self.identity
         try:
-            host = httpx.URL(url).host
+            names = host_names(httpx.URL(url))
         except (httpx.InvalidURL, ValueError):
             return self.identity  # the fetcher refuses it
-        matching = (mode for pattern, mode in self.identity_by_host.items() if fnmatchcase(host, pattern))
+        matching = (mode for host, mode in self.identity_by_host.items() if matches_host(names, (host,)))
         return next(matching, self.identity)

@@ -60,7 +60,7 @@ class PromptEncoder:
         try:
             return self._encode(text, position)
         except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(f"the messages are not valid Unicode: {error}", param="messages") from error
+            raise _not_unicode(error) from error
 
     def _encode(self, text: str, position: int) -> Encoded:
         cuts = self._specials.cuts(text)
@@ -120,8 +120,13 @@ class PromptEncoder:
         position: in the text with its marks.
 
         Raises:
-            RequestError: 400 where this tokenizer cannot write such a string as plain text.
+            RequestError: 400 where this tokenizer cannot write such a string as plain text, or for text that
+                is not Unicode.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise _not_unicode(error) from error
         pieces: list[Ids] = []
         first = 0 if position else None
         for start, part in _with_starts(_parts(text, self._guarded_starts(text))):
@@ -188,6 +193,10 @@ class PromptEncoder:
     def _is_alike_after(self, token: str, text: str) -> bool:
         after = self._tokenizer(token + text, add_special_tokens=False)["input_ids"]
         return bool(after[1:] == self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _not_unicode(error: Exception) -> RequestError:
+    return RequestError(f"the messages are not valid Unicode: {error}", param="messages")
 
 
 def _parts(text: str, cuts: Sequence[int]) -> list[str]:

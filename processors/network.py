@@ -52,7 +52,7 @@ class AddressRefused(RequestError):
 
     def __init__(self, host: str) -> None:
         message = (
-            f"{host} is not a public address; fetching from private, loopback and link-local addresses "
+            f"{host[:100]} is not a public address; fetching from private, loopback and link-local addresses "
             "is off (media.allow_private_addresses, media.allowed_networks)"
         )
         super().__init__(message, code="address_refused")

@@ -6,7 +6,7 @@ import contextlib
 import re
 import socket
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 import aiohttp
 import httpx
@@ -16,11 +16,10 @@ from processors.config import MediaConfig
 from processors.data_url import too_large
 from processors.errors import MediaUnreachable, RequestError
 from processors.network import Guard, Resolver, guarded_connector
-from processors.url_names import matches_host
+from processors.url_names import MAX_URL_CHARS, host_names, matches_host
 
-__all__ = ["MAX_URL_CHARS", "OriginAnswer", "OriginClient", "check_status", "shown_url"]
+__all__ = ["OriginAnswer", "OriginClient", "check_status", "shown_url"]
 
-MAX_URL_CHARS = 8192
 #: One layer of these grows a thousandfold at most, within what one read brings; layers upon layers do not
 #: end. None of them was asked for.
 _PACKED = ("gzip", "deflate")
@@ -154,6 +153,7 @@ class OriginClient:
             raise RequestError(message, code="malformed_url")
         try:
             target = httpx.URL(url) if base is None else base.join(url)
+            names = host_names(target)
         except (httpx.InvalidURL, ValueError):
             # The parser's own words may repeat a password.
             raise RequestError("the image's URL is malformed", code="malformed_url") from None
@@ -161,14 +161,17 @@ class OriginClient:
             raise RequestError("http URLs are off here (media.allow_http); use https", code="http_off")
         if target.scheme not in ("http", "https") or not target.host:
             raise RequestError(f"{shown_url(str(target))} is not an http(s) URL", code="malformed_url")
-        self._check_host(target.host)
+        if target.port is not None and not 0 < target.port < 1 << 16:
+            raise RequestError(f"{shown_url(str(target))} names no port", code="malformed_url")
+        self._check_host(names)
         return target
 
-    def _check_host(self, host: str) -> None:
-        if matches_host(host, self._media.denied_hosts):
+    def _check_host(self, names: Sequence[str]) -> None:
+        host = names[0][:100]
+        if matches_host(names, self._media.denied_hosts):
             raise RequestError(f"{host} is not fetched from (media.denied_hosts)", code="host_refused")
         allowed = self._media.allowed_hosts
-        if allowed and not matches_host(host, allowed):
+        if allowed and not matches_host(names, allowed):
             message = f"{host} is none of the hosts that are fetched from (media.allowed_hosts)"
             raise RequestError(message, code="host_refused")
 

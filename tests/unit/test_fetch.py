@@ -115,7 +115,19 @@ async def test_a_file_over_the_limit_is_a_413(server: Origin, chunked: bool) -> 
 
 
 @pytest.mark.parametrize(
-    "url", ["file:///etc/passwd", "http://", "http://[bad/", "ftp://host/x", "http://host:port/"]
+    "url",
+    [
+        "file:///etc/passwd",
+        "http://",
+        "http://[bad/",
+        "ftp://host/x",
+        "http://host:port/",
+        "http://host:99999/",
+        "http://host:0/",
+        "http://xn--/",
+        "http://xn--a/",
+        "http:host/x",
+    ],
 )
 async def test_a_url_that_names_nothing_to_fetch_is_a_400(url: str) -> None:
     assert (await failure(url)).status == 400
@@ -188,6 +200,15 @@ async def test_redirects_are_followed_as_far_as_allowed(server: Origin) -> None:
 async def test_a_redirect_to_another_scheme_is_refused(server: Origin) -> None:
     server.answers["/away"] = Answer(status="302 Found", headers=("location: file:///etc/passwd",))
     assert (await failure(server.url("/away"))).code == "malformed_url"
+
+
+@pytest.mark.parametrize(
+    "location", ["javascript:1", "http://xn--/", "http://[::1/", "http://127.0.0.1:99999/"]
+)
+async def test_a_redirect_to_what_is_no_url_is_a_400(server: Origin, location: str) -> None:
+    server.answers["/away"] = Answer(status="302 Found", headers=(f"location: {location}",))
+    error = await failure(server.url("/away"))
+    assert (error.status, error.code) in ((400, "media_unreachable"), (400, "malformed_url"))
 
 
 async def test_a_cookie_is_not_given_back(server: Origin) -> None:
@@ -342,6 +363,8 @@ async def test_no_query_is_ever_logged_or_told(server: Origin, caplog: pytest.Lo
     await client.probe_size(server.url("/a.png?signature=hush"))
     with pytest.raises(MediaUnreachable) as caught:
         await client.fetch(server.url("/none?signature=hush").replace("//", "//me:hush@"))
+    server.answers["/hop"] = Answer(status="302 Found", headers=("location: /a.png?signature=hush",))
+    await client.fetch(server.url("/hop"))
     await client.aclose()
     assert "hush" not in caplog.text + caught.value.message
     assert "/none" in caught.value.message

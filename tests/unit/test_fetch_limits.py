@@ -310,6 +310,8 @@ async def test_an_allowed_network_is_fetched_from_though_it_is_private(
     [
         ({"denied_hosts": ["*.bad.test"]}, "x.bad.test", "media.denied_hosts"),
         ({"denied_hosts": ["BAD.test"]}, "bad.TEST.", "media.denied_hosts"),
+        ({"denied_hosts": ["xn--bcher-kva.test"]}, "b\u00fccher.test", "media.denied_hosts"),
+        ({"denied_hosts": ["b\u00fccher.test"]}, "xn--bcher-kva.test", "media.denied_hosts"),
         ({"allowed_hosts": ["*.good.test"]}, "other.test", "media.allowed_hosts"),
         ({"allowed_hosts": ["*.good.test"], "denied_hosts": ["x.*"]}, "x.good.test", "media.denied_hosts"),
     ],

@@ -248,6 +248,12 @@ def test_what_chooses_a_file_stays_as_it_is(url: str, kept: str) -> None:
     assert normalized_url(url, ignored) == kept
 
 
+def test_a_url_that_nobody_fetches_is_not_taken_apart() -> None:
+    """It may be as long as a request's body."""
+    url = "http://host/?" + "sig=1&" * 2000
+    assert normalized_url(url, ("sig",)) == url
+
+
 @settings(deadline=None, max_examples=200)
 @given(st.text(st.sampled_from("htps:/@[]?&=#%x.1 \u00e9"), max_size=30))
 def test_no_url_breaks_the_normalizer_and_twice_is_once(tail: str) -> None:

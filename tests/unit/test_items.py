@@ -126,6 +126,13 @@ async def test_a_presigned_address_is_one_however_it_was_signed(makers: Makers, 
 # Files
 
 
+@pytest.mark.parametrize("host", ["CDN.test", "cdn.test.", "xn--bcher-kva.test", "b\u00fccher.test"])
+def test_a_rule_for_a_host_knows_its_spellings(host: str) -> None:
+    media = MediaConfig(identity_by_host={"cdn.test": "bytes", "b\u00fccher.test": "bytes"})
+    assert media.mode_for(f"http://{host}/a.png") == "bytes"
+    assert media.mode_for("http://other.test/a.png") == "url"
+
+
 async def test_a_file_seen_before_is_known_without_being_read_first(makers: Makers, server: Origin) -> None:
     maker = makers(identity="bytes")
     first = await maker.make(part(server.url("/a?X-Amz-Date=1")))

@@ -130,6 +130,11 @@ def test_the_first_turn_is_found_in_marked_text_too(template: ChatTemplate) -> N
     assert chat.token_ids[: chat.first_turn_tokens] == alone.token_ids
 
 
+def test_text_that_is_not_unicode_is_refused_beside_a_special_token_too(template: ChatTemplate) -> None:
+    with pytest.raises(RequestError, match="Unicode"):
+        template.tokenize(conversation("<|image_pad|> \ud800"))
+
+
 def test_a_template_that_changes_marked_text_is_not_guessed_at() -> None:
     by_length = TEXT_TEMPLATE.replace("message.content +", "(message.content | length) | string +")
     with pytest.raises(RequestError, match=r"<\|im_end\|>") as caught:
