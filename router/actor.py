@@ -7,21 +7,25 @@ none awaits between reading and changing the core, so each call is one step for 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-import pickle
+import os
 import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+
+import ray
 
 from router.admission import Overloaded
+from router.calls import Outcome, Refusal, StalePool, Undecided, unpack_call
 from router.config import RouterConfig
 from router.contracts import ContractRefused
 from router.core import CoreStats, PoolView, Receipt, RouterCore, WorkerStatus
 from router.fleet import NoWorker, UnknownWorker
+from router.line import LineAddress, LineServer
 from router.rehearsal import rehearse
 from router.snapshot import SnapshotRefused, read_snapshot, write_snapshot
 from sightline_types import (
@@ -42,34 +46,8 @@ SWEEP_PERIOD_S = 1.0
 #: Candidates that the answer to an ingress names; the receipt has all of them.
 NAMED_CANDIDATES = 8
 WARM_POLL_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Undecided:
-    """No decision was made; the request goes where the pinned router sends it."""
-
-    reason: DegradeReason
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The request must not be served as it is: the pool is full (429), or it is pinned to a worker that
-    is not here (404)."""
-
-    message: str
-    status: Literal[404, 429]
-    retry_after_s: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class StalePool:
-    """The query lacks the keys of a worker that joined since: ask again with `pool`'s specs."""
-
-    pool: PoolView
-
-
-#: Of one query.
-Outcome = Decision | Undecided | StalePool | Refusal
+#: Tried from `line_port` on: during a rolling update two actors may share a node.
+LINE_PORTS = 10
 
 
 class RouterActor:
@@ -88,6 +66,10 @@ class RouterActor:
             random=random.Random(),  # only the comparison policies draw from it
         )
         self._sweeper: asyncio.Task[None] | None = None
+        self._lines = LineServer(self._serve_line)
+        self._line_address: LineAddress | None = None
+        self._line_calls = 0
+        self._on_line: set[WorkerId] = set()
 
     async def start(self, roster: Sequence[WorkerId]) -> int:
         """Begin to serve: warm once every worker on `roster` has sent its table. Returns the epoch."""
@@ -95,10 +77,45 @@ class RouterActor:
             await self._restore(Path(self._config.snapshot_path))
         self._core.begin_warm(roster)
         if self._sweeper is None:
+            await self._open_line()
+            gc.freeze()  # what is here by now stays; to look it through for garbage would stop all requests
             self._sweeper = asyncio.create_task(self._sweep_for_ever())
             self._warmer = asyncio.create_task(self._name_late_workers())
             self._writer = asyncio.create_task(self._snapshot_for_ever())
         return self._core.epoch
+
+    async def _open_line(self) -> None:
+        if self._config.line == "off" or uses_tls():
+            log.info(
+                "no direct line (%s): clients use Ray's calls", "off" if not uses_tls() else "RAY_USE_TLS"
+            )
+            return
+        first, host = self._config.line_port, ray.util.get_node_ip_address()
+        ports = range(first, first + LINE_PORTS) if first else (0,)
+        try:
+            self._line_address = await self._lines.listen(host, ports)
+        except OSError as error:
+            log.warning("no direct line on %s, port %d: %s; clients use Ray's calls", host, first, error)
+        else:
+            log.info("direct line on %s", self._line_address)
+
+    async def line(self) -> LineAddress | None:
+        """Where it can be called directly; None where only Ray's calls reach it."""
+        return self._line_address
+
+    async def _serve_line(self, number: int, body: bytes) -> bytes:
+        self._line_calls += 1
+        return await self._serve(number, body, by_line=True)
+
+    async def ask(self, number: int, body: bytes) -> bytes:
+        """One of `router.calls`, packed, of a client whose direct line is not up."""
+        return await self._serve(number, body, by_line=False)
+
+    async def _serve(self, number: int, body: bytes, *, by_line: bool) -> bytes:
+        call, args = unpack_call(number, body)
+        if call.method == "push":
+            (self._on_line.add if by_line else self._on_line.discard)(args[0].worker)
+        return call.pack_result(await getattr(self, call.method)(*args))
 
     async def _restore(self, path: Path) -> None:
         try:
@@ -146,10 +163,6 @@ class RouterActor:
         if not self._core.is_warm():
             return [Undecided(DegradeReason.ROUTER_UNREACHABLE) for _ in queries]
         return [self._decide(query) for query in queries]
-
-    async def decide_packed(self, queries: bytes) -> bytes:
-        """`decide_many`, pickled both ways: Ray's own pickling costs as much as the deciding."""
-        return pickle.dumps(await self.decide_many(pickle.loads(queries)), pickle.HIGHEST_PROTOCOL)
 
     def _decide(self, query: RouteQuery) -> Outcome:
         pool = self._core.pool()
@@ -223,14 +236,15 @@ class RouterActor:
         return [*self._core.pool().contracts, *late]
 
     async def workers(self) -> tuple[WorkerStatus, ...]:
-        return self._core.workers()
+        self._on_line &= self._core.pool().contracts.keys()
+        return tuple(replace(row, by_line=row.worker in self._on_line) for row in self._core.workers())
 
     async def resident_keys(self, worker: WorkerId) -> bytes:
         """Every block that `worker` is known to hold: little-endian uint64, ascending. For audits."""
         return self._core.held_keys(worker).astype("<u8").tobytes()
 
     async def stats(self) -> CoreStats:
-        return self._core.stats()
+        return replace(self._core.stats(), lines=self._lines.num_lines, line_calls=self._line_calls)
 
     async def receipt(self, decision_id: DecisionId) -> Receipt | None:
         return self._core.receipt(decision_id)
@@ -239,6 +253,11 @@ class RouterActor:
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             self._core.sweep()
+
+
+def uses_tls() -> bool:
+    """Whether Ray's own traffic is encrypted: then nothing of ours may be in the clear."""
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
 
 
 def describe(decision: Decision) -> str:

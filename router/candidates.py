@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from router.columns import CANDIDATE, CandidateRow, Rows
 from sightline_types import CandidateScore, DegradeReason, MediaOverlap, MediaSpan, WorkerId
 
-__all__ = ["CandidateTable", "code_of", "reason_of", "reasons_of"]
+__all__ = ["CandidateTable", "PackedCandidates", "code_of", "reason_of", "reasons_of"]
 
 _REASONS = tuple(DegradeReason)
 _CODES = {reason: code for code, reason in enumerate(_REASONS, 1)}
@@ -31,6 +32,26 @@ def reasons_of(row: CandidateRow) -> tuple[DegradeReason, ...]:
     reason = reason_of(row.reason)
     named = () if reason is None else (reason,)
     return named if row.has_events else (*named, DegradeReason.KV_EVENTS_OFF)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCandidates:
+    """A table as it travels: rows in the order of their places, as bytes."""
+
+    rows: bytes
+    workers: tuple[WorkerId, ...]
+    spans: tuple[MediaSpan, ...]
+    encoded: bytes | None
+
+    def unpack(self) -> CandidateTable:
+        """Raises:
+        ValueError: the bytes are no rows.
+        """
+        rows = np.frombuffer(self.rows, CANDIDATE)
+        encoded = None
+        if self.encoded is not None:
+            encoded = np.frombuffer(self.encoded, np.bool_).reshape(len(self.spans), len(rows))
+        return CandidateTable(rows, self.workers, self.spans, encoded)
 
 
 class CandidateTable(Sequence[CandidateScore]):
@@ -87,6 +108,13 @@ class CandidateTable(Sequence[CandidateScore]):
         return _unpack, (
             self.rows.tobytes(), tuple(self._workers), self._spans, self._encoded, self._first, self._order
         )  # fmt: skip
+
+    def pack(self) -> PackedCandidates:
+        table = self
+        if self._first is not None or self._order is not None:
+            table = self.take(self._ranking())
+        encoded = None if table._encoded is None else table._encoded.tobytes()
+        return PackedCandidates(table.rows.tobytes(), tuple(table._workers), table._spans, encoded)
 
     @property
     def nbytes(self) -> int:

@@ -1,155 +1,30 @@
-"""The router actor's client: one in every ingress replica, one inside every relay.
+"""The router actor's client: one in every ingress replica.
 
-`ActorLink` finds the actor through the `Router` deployment and finds it again when it dies.
-`RouterClient` packs all requests that wait at one moment into one actor call, gives each of them a
-time budget, and never raises: without an answer in time the request goes where the pinned router
-sends it, by name.
+It packs all requests that wait at one moment into one actor call, gives each of them a time budget,
+and never raises: without an answer in time the request goes where the pinned router sends it, by name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
-import logging
-import pickle
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
-
-from router.actor import Outcome, Refusal, StalePool, Undecided
+from router.calls import Outcome, Refusal, StalePool, Undecided
 from router.core import PoolView
+from router.link import ActorAddress, ActorLink, RouterUnreachable, spawn
 from sightline_types import Decision, DecisionId, DegradeReason, RouteQuery, WorkerId
 
-__all__ = ["ActorAddress", "ActorLink", "RouterClient", "RouterUnreachable"]
+__all__ = ["ActorAddress", "ActorLink", "RouterClient", "RouterUnreachable", "spawn"]
 
-log = logging.getLogger("sightline.router")
-
-#: Between two looks for a newer actor (a rolling update of `Router` has two for a moment).
-REFRESH_PERIOD_S = 3.0
-#: Between two tries while there is no actor.
-RETRY_PERIOD_S = 0.25
 #: Calls under way at most, so that the actor decides while its last answers are handed out; and how many
 #: requests one of them takes, so that many waiting ones are not a single call.
 CALLS, REQUESTS_A_CALL = 2, 32
 #: How often a request is decided anew because the pool changed under it.
 ROUNDS = 3
-
-
-class RouterUnreachable(Exception):
-    """The router actor cannot be found, or died while it was asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActorAddress:
-    """Where the router actor is registered in Ray."""
-
-    name: str
-    namespace: str
-
-
-def spawn(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Start a background task outside of any request.
-
-    In an empty context: a Serve call made in a request's context takes over that request's internal
-    id, and two calls with one id disturb each other in the request router.
-    """
-    return asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
-
-
-class ActorLink:
-    """A handle to the pool's router actor, kept fresh in the background.
-
-    find: asks the `Router` deployment for the newest actor's address. May raise.
-    """
-
-    def __init__(self, find: Callable[[], Awaitable[ActorAddress]]) -> None:
-        self._find = find
-        self._address: ActorAddress | None = None
-        self._actor: ActorHandle[Any] | None = None
-        self._wake = asyncio.Event()
-        self._found = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._keeper = spawn(self._keep())
-
-    async def close(self) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
-
-    @property
-    def is_up(self) -> bool:
-        return self._actor is not None
-
-    async def wait_up(self, timeout_s: float) -> bool:
-        """Whether an actor was found within `timeout_s`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._found.wait()
-        return self.is_up
-
-    async def call(self, method: str, *args: Any) -> Any:
-        """Call the actor.
-
-        Raises:
-            RouterUnreachable: there is no actor, or it died meanwhile.
-        """
-        actor = self._actor
-        if actor is None:
-            raise RouterUnreachable("no router actor")
-        try:
-            return await getattr(actor, method).remote(*args)
-        except RayError as error:
-            self._lost(actor)
-            raise RouterUnreachable(f"{type(error).__name__} in {method}") from error
-
-    def _lost(self, actor: ActorHandle[Any]) -> None:
-        if self._actor is actor:
-            self._actor = None
-            self._found.clear()
-        self._wake.set()
-
-    async def _keep(self) -> None:
-        while True:
-            await self._look()
-            self._wake.clear()
-            period = REFRESH_PERIOD_S if self.is_up else RETRY_PERIOD_S
-            # Not `wait_for`: in Python 3.11 it can swallow the cancellation that ends this task.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(period):
-                    await self._wake.wait()
-            if not self.is_up:
-                await asyncio.sleep(RETRY_PERIOD_S)
-
-    async def _look(self) -> None:
-        try:
-            async with asyncio.timeout(10.0):
-                address = await self._find()
-            if address == self._address and self._actor is not None:
-                return
-            loop = asyncio.get_running_loop()
-            actor = await loop.run_in_executor(None, _get_actor, address)
-            async with asyncio.timeout(10.0):
-                await actor.ping.remote()
-        except (RayError, RayServeException, ValueError, TimeoutError, RuntimeError) as error:
-            # Nobody is served worse for it: requests fall open by name until the next look.
-            log.debug("router actor not found yet: %s: %s", type(error).__name__, error)
-            return
-        self._address, self._actor = address, actor
-        self._found.set()
-
-
-def _get_actor(address: ActorAddress) -> ActorHandle[Any]:
-    return ray.get_actor(address.name, namespace=address.namespace)
 
 
 @dataclass(slots=True, eq=False)
@@ -246,8 +121,8 @@ class RouterClient:
 
     async def _call(self, batch: list[_Waiting]) -> None:
         try:
-            queries = pickle.dumps([waiting.query for waiting in batch], pickle.HIGHEST_PROTOCOL)
-            answers = pickle.loads(await self._link.call("decide_packed", queries))
+            queries = [waiting.query for waiting in batch]
+            answers: list[Outcome] = await self._link.call("decide_many", queries)
         except RouterUnreachable as error:
             for waiting in batch:
                 if not waiting.answer.done():

@@ -257,6 +257,20 @@ class RouterConfig(BaseModel):
         description="Seconds between two snapshots, where `snapshot_path` is set. Lower: a restarted router "
         "knows more before the workers' tables come; higher: less is written.",
     )
+    line: Literal["auto", "off"] = Field(
+        "auto",
+        description="How ingresses and replicas reach the router actor: `auto` by a TCP connection of "
+        "their own (not encrypted; opened with a token that Ray hands them), and by Ray's calls where it is "
+        "not up; `off` by Ray's calls alone, which cost about a millisecond of CPU each. With "
+        "`RAY_USE_TLS` it is off.",
+    )
+    line_port: int = Field(
+        0,
+        ge=0,
+        le=65526,
+        description="TCP port of that connection on the router actor's node, for firewalls: the first free "
+        "one of ten from here on. 0: any.",
+    )
     push_interval_ms: float = Field(
         15.0,
         gt=0,

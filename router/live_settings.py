@@ -11,9 +11,18 @@ from router.config import RouterConfig
 
 __all__ = ["FIXED", "live_settings"]
 
-#: Read by ingresses and engine replicas when they start.
+#: Read by ingresses, engine replicas and the router actor when they start.
 FIXED = frozenset(
-    {"decision_budget_ms", "push_interval_ms", "heartbeat_ms", "lease_start_s", "lease_s", "hints"}
+    {
+        "decision_budget_ms",
+        "heartbeat_ms",
+        "hints",
+        "lease_s",
+        "lease_start_s",
+        "line",
+        "line_port",
+        "push_interval_ms",
+    }
 )
 
 

@@ -60,6 +60,7 @@ class WorkerStatus:
     encoder_cached_tokens: encoder tokens whose output it is thought to keep.
     reasons: why it is less than exact.
     distrusted: why nothing that it says of its blocks is believed; empty where it is.
+    by_line: whether its last message came by the direct line.
     """
 
     worker: WorkerId
@@ -79,6 +80,7 @@ class WorkerStatus:
     families: tuple[FamilyStatus, ...]
     reasons: tuple[DegradeReason, ...]
     distrusted: str = ""
+    by_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class CoreStats:
     overloaded: requests refused by the admission limits.
     prompt_tokens, predicted_tokens: of all decided requests, and what the chosen workers held of them.
     regret_tokens: what the best choice for the cache would have held beyond that.
+    lines: direct lines that are up. line_calls: calls that came over them.
     """
 
     policy: str
@@ -127,6 +130,8 @@ class CoreStats:
     receipts_bytes: int
     sessions: int
     index: IndexStats
+    lines: int = 0
+    line_calls: int = 0
 
 
 @dataclass(slots=True)

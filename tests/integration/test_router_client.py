@@ -15,7 +15,7 @@ from ray.serve.exceptions import RayServeException
 
 from router.actor import RouterActor, Undecided
 from router.client import ActorAddress, ActorLink, RouterClient, RouterUnreachable
-from sightline_types import Decision, DecisionId, DegradeReason, KeyScheme, KeySpec, LifecycleKind
+from sightline_types import Decision, DecisionId, DegradeReason, KeyScheme, KeySpec, LifecycleKind, WorkerPush
 from tests.integration.worker import (
     CONTRACT,
     KEYS,
@@ -235,6 +235,68 @@ async def test_a_newer_actor_is_preferred_while_the_old_one_still_lives(pool):
     await pool.new_actor()
     epoch = await eventually(lambda: pool.link.call("ping"), lambda epoch: epoch != old)
     assert epoch == await pool.actor.ping.remote()
+
+
+async def lined(link: ActorLink) -> ActorLink:
+    """The link, with its direct line up."""
+    await eventually(lambda: _value(link.has_line), lambda has_line: has_line)
+    return link
+
+
+async def test_decisions_and_pushes_go_over_the_direct_line(pool):
+    link = await lined(pool.link)
+    before = (await pool.actor.stats.remote()).line_calls
+    assert isinstance(await pool.client().decide(builder("one")), Decision)
+    reply = await link.call("push", WorkerPush(A, 1, 1))
+    assert (reply.applied_seq, reply.need) == (1, "ok")
+    stats = await pool.actor.stats.remote()
+    assert (stats.lines, stats.line_calls - before) == (1, 2)
+    assert [row.by_line for row in await pool.actor.workers.remote()] == [True]
+
+
+async def test_what_the_actor_refuses_is_no_reason_to_give_it_up(pool):
+    link = await lined(pool.link)
+    bad = WorkerPush(B, 1, 0, table=True, contract=replace(CONTRACT, block_size=0))
+    for _ in range(2):
+        with pytest.raises(RouterUnreachable, match="ContractRefused"):
+            await link.call("push", bad)
+        assert link.is_up
+        link._dialer.hang_up()  # the second time by Ray
+
+
+async def test_a_line_that_breaks_costs_no_decision_and_comes_back(pool):
+    link, client = await lined(pool.link), pool.client()
+    await client.pool(60)
+    await pool.actor.close_gate.remote()
+    asked = asyncio.create_task(client.decide(builder("asked")))
+    await pool.asked(1)
+    link._dialer.line.abort()
+    await pool.asked(2)  # the same again, by Ray
+    await pool.actor.open_gate.remote()
+    decision = await asked
+    assert isinstance(decision, Decision)
+    await eventually(pool.booked, lambda booked: booked == 1)
+    await lined(link)
+
+
+async def test_a_dead_actor_is_noticed_by_its_line_though_nobody_calls(pool):
+    link = await lined(pool.link)
+    ray.kill(pool.actor)
+    await eventually(lambda: _value(link.is_up), lambda is_up: not is_up)
+    assert not link.has_line
+
+
+async def test_without_a_line_everything_goes_by_ray(start_actor):
+    async with linked(directory := Directory()) as link:
+        actor = start_actor(RouterActor, name="link:off", line="off")
+        await actor.start.remote([])
+        await Channel(actor, A).join(KEYS)
+        directory.name = "link:off"
+        assert await link.wait_up(60)
+        assert isinstance(await RouterClient(link, budget_s=PATIENT_S).decide(builder("one")), Decision)
+        assert (await link.call("push", WorkerPush(A, 1, 1))).need == "ok"
+        stats = await actor.stats.remote()
+        assert (stats.lines, stats.line_calls, link.has_line) == (0, 0, False)
 
 
 async def test_the_link_goes_on_looking_while_the_deployment_is_away(start_actor):
