@@ -82,13 +82,18 @@ class Pool:
         await self.actor.start.remote([])
         await Channel(self.actor, A).join(KEYS)
         self._directory.name = name
-        assert await self.link.wait_up(60)
+        await lined(self.link)
 
     def client(self, budget_s: float = PATIENT_S) -> RouterClient:
         return RouterClient(self.link, budget_s=budget_s)
 
     async def calls(self, method: str) -> int:
         return (await self.actor.calls.remote())[method]
+
+    async def kill_actor(self) -> None:
+        """It answers for a moment longer, until its process has ended."""
+        ray.kill(self.actor)
+        await eventually(lambda: _value(self.link.has_line), lambda has_line: not has_line)
 
     async def asked(self, queries: int) -> None:
         """Wait until so many queries have reached the actor."""
@@ -196,7 +201,7 @@ async def test_a_caller_that_goes_away_takes_its_booking_back(pool):
 async def test_a_dead_actor_is_a_reason_and_not_an_error(pool):
     client = pool.client()
     await client.pool(60)
-    ray.kill(pool.actor)
+    await pool.kill_actor()
     outcomes = [await client.decide(builder(str(n))) for n in range(3)]
     assert outcomes == [Undecided(UNREACHABLE)] * 3
     assert client.undecided == {UNREACHABLE: 3}
@@ -222,7 +227,7 @@ async def test_an_actor_that_dies_while_it_is_asked_answers_for_everybody_who_wa
 async def test_a_new_actor_is_found_where_the_deployment_says(pool):
     client = pool.client()
     await client.pool(60)
-    ray.kill(pool.actor)
+    await pool.kill_actor()
     assert await client.decide(builder("one")) == Undecided(UNREACHABLE)
     await pool.new_actor()
     decision = await client.decide(builder("two"))
@@ -237,14 +242,13 @@ async def test_a_newer_actor_is_preferred_while_the_old_one_still_lives(pool):
     assert epoch == await pool.actor.ping.remote()
 
 
-async def lined(link: ActorLink) -> ActorLink:
-    """The link, with its direct line up."""
+async def lined(link: ActorLink) -> None:
+    """Wait until its direct line is up."""
     await eventually(lambda: _value(link.has_line), lambda has_line: has_line)
-    return link
 
 
 async def test_decisions_and_pushes_go_over_the_direct_line(pool):
-    link = await lined(pool.link)
+    link = pool.link
     before = (await pool.actor.stats.remote()).line_calls
     assert isinstance(await pool.client().decide(builder("one")), Decision)
     reply = await link.call("push", WorkerPush(A, 1, 1))
@@ -255,7 +259,7 @@ async def test_decisions_and_pushes_go_over_the_direct_line(pool):
 
 
 async def test_what_the_actor_refuses_is_no_reason_to_give_it_up(pool):
-    link = await lined(pool.link)
+    link = pool.link
     bad = WorkerPush(B, 1, 0, table=True, contract=replace(CONTRACT, block_size=0))
     for _ in range(2):
         with pytest.raises(RouterUnreachable, match="ContractRefused"):
@@ -265,7 +269,7 @@ async def test_what_the_actor_refuses_is_no_reason_to_give_it_up(pool):
 
 
 async def test_a_line_that_breaks_costs_no_decision_and_comes_back(pool):
-    link, client = await lined(pool.link), pool.client()
+    link, client = pool.link, pool.client()
     await client.pool(60)
     await pool.actor.close_gate.remote()
     asked = asyncio.create_task(client.decide(builder("asked")))
@@ -280,10 +284,8 @@ async def test_a_line_that_breaks_costs_no_decision_and_comes_back(pool):
 
 
 async def test_a_dead_actor_is_noticed_by_its_line_though_nobody_calls(pool):
-    link = await lined(pool.link)
-    ray.kill(pool.actor)
-    await eventually(lambda: _value(link.is_up), lambda is_up: not is_up)
-    assert not link.has_line
+    await pool.kill_actor()
+    await eventually(lambda: _value(pool.link.is_up), lambda is_up: not is_up)
 
 
 async def test_without_a_line_everything_goes_by_ray(start_actor):
