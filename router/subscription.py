@@ -14,6 +14,7 @@ socket meanwhile), and a quiet stream is compared with the replay buffer from ti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +26,7 @@ import zmq.asyncio
 from zmq.constants import SocketType
 from zmq.error import ZMQError
 
+from router.event_socket import EventSocket
 from router.events import EventBatch, EventDecodeError, decode_batch
 
 __all__ = ["EventSource", "EventSubscription", "SubscriptionStatus"]
@@ -117,17 +119,16 @@ class EventSubscription:
 
     async def _follow(self) -> None:
         self._drop_dealer()
-        with self._context.socket(SocketType.SUB) as live:
-            live.set_hwm(RECEIVE_HWM)
-            live.subscribe(self._source.topic.encode())
-            live.connect(self._source.endpoint)
+        live = EventSocket(self._context, self._source.endpoint, self._source.topic, RECEIVE_HWM)
+        with contextlib.closing(live):
             await self._catch_up()
             self.caught_up.set()
             while True:
-                if await live.poll(int(QUIET_S * 1000)):
-                    await self._receive(await live.recv_multipart())
-                else:
+                frames = await live.receive(QUIET_S)
+                if frames is None:
                     await self._replay()
+                else:
+                    await self._receive(frames)
 
     async def _receive(self, frames: list[bytes]) -> None:
         message = _seq_and_payload(frames)
