@@ -272,10 +272,11 @@ class RouterConfig(BaseModel):
         "one of ten from here on. 0: any.",
     )
     push_interval_ms: float = Field(
-        15.0,
+        30.0,
         gt=0,
-        description="Milliseconds that a worker gathers events before it sends them. Lower: the view "
-        "is fresher; higher: fewer messages.",
+        description="Milliseconds between two messages of a worker while it has news; the first after a "
+        "pause goes at once. Lower: the view is fresher; higher: fewer messages. In simulated fleets 50 cost "
+        "nothing that could be measured, and 100 some 6 % of the slowest tenth's first token.",
     )
     heartbeat_ms: float = Field(
         500.0,

@@ -234,7 +234,7 @@ def _stored(fields: dict[str, Any]) -> BlockStored:
 
 def _tokens(ids: list[Any]) -> npt.NDArray[np.int64]:
     """None where the engine keys pairs of tokens (SGLang with EAGLE): such a block has no key here."""
-    if any(not isinstance(token, int) for token in ids):
+    if set(map(type, ids)) - {int}:
         return np.empty(0, dtype=np.int64)
     return np.array(ids, dtype=np.int64)
 
