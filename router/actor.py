@@ -178,7 +178,10 @@ class RouterActor:
             return Refusal(str(error), 429, error.retry_after_s)
         if log.isEnabledFor(logging.DEBUG):
             log.debug(describe(decision))
-        return replace(decision, candidates=decision.candidates[:NAMED_CANDIDATES])
+        candidates = decision.candidates
+        if len(candidates) <= NAMED_CANDIDATES:
+            return decision
+        return replace(decision, candidates=candidates[:NAMED_CANDIDATES])
 
     async def push(self, message: WorkerPush) -> PushReply:
         known = message.worker in self._core.pool().contracts

@@ -228,8 +228,13 @@ class Audit:
         self.version += 1
 
     def _find(self, worker: WorkerId, layout: str | None) -> tuple[_Worker, _Layout]:
-        known = self._workers.setdefault(worker, _Worker())
-        return known, known.layouts.setdefault(layout, _Layout(LayoutAudit(layout=layout)))
+        known = self._workers.get(worker)
+        if known is None:
+            known = self._workers[worker] = _Worker()
+        found = known.layouts.get(layout)
+        if found is None:
+            found = known.layouts[layout] = _Layout(LayoutAudit(layout=layout))
+        return known, found
 
     def _differ(self, found: _Layout) -> None:
         found.in_a_row += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from router.candidates import CandidateTable
 from sightline_types import Decision, DecisionId, LifecycleKind
@@ -77,13 +77,13 @@ class ReceiptRing:
         receipt = self._receipts.get(decision.decision_id)
         if receipt is not None:
             self.memory_bytes -= receipt.memory_bytes
-            self._keep(replace(receipt, decision=decision))
+            self._keep(Receipt(decision, receipt.outcome))
 
     def settle(self, decision_id: DecisionId, outcome: Outcome) -> None:
         """Enter the outcome of a kept decision; the first one stands."""
         receipt = self._receipts.get(decision_id)
         if receipt is not None and receipt.outcome is None:
-            self._receipts[decision_id] = replace(receipt, outcome=outcome)
+            self._receipts[decision_id] = Receipt(receipt.decision, outcome)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the bytes are not those of the receipts."""
