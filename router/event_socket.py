@@ -37,15 +37,16 @@ class EventSocket:
         Raises:
             ZMQError: the socket is broken.
         """
-        frames = self._take()
+        frames = self.take()
         deadline = self._loop.time() + timeout_s
         while frames is None:
             if not await self._readable(deadline):
-                return self._take()
-            frames = self._take()
+                return self.take()
+            frames = self.take()
         return frames
 
-    def _take(self) -> list[bytes] | None:
+    def take(self) -> list[bytes] | None:
+        """The next message's frames, if it is here already."""
         try:
             frames: list[bytes] = self._socket.recv_multipart(Flag.NOBLOCK)
         except Again:

@@ -42,6 +42,8 @@ REPLAY_TIMEOUT_S = 5.0
 #: After this much silence the replay buffer is asked for what may have been missed.
 QUIET_S = 1.0
 RETRY_S = 0.5
+#: After what was there is taken: whatever wakes this process costs more than a batch, and pushes are rarer.
+GATHER_S = 0.01
 #: Batches taken in a row before other tasks get a turn: a busy socket never makes its reader wait.
 BATCHES_A_TURN = 32
 
@@ -127,8 +129,10 @@ class EventSubscription:
                 frames = await live.receive(QUIET_S)
                 if frames is None:
                     await self._replay()
-                else:
+                while frames is not None:
                     await self._receive(frames)
+                    frames = live.take()
+                await asyncio.sleep(GATHER_S)
 
     async def _receive(self, frames: list[bytes]) -> None:
         message = _seq_and_payload(frames)
