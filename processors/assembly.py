@@ -34,7 +34,7 @@ def assemble(
     """
     plans = _plans(items, layout, has_processor_kwargs)
     try:
-        expansion = _expansion(chat, placeholder_ids, plans, layout)
+        expansion = _expansion(chat, placeholder_ids, items, plans, layout)
     except ValueError:
         plans = [_inexact(plan, DegradeReason.PLACEHOLDER_MISMATCH) for plan in plans]
         expansion = Expansion(chat.array, (), 0)
@@ -96,17 +96,29 @@ def _counted(item: MediaItem, plan: Replacement | Refusal) -> MediaItem:
 def _expansion(
     chat: TokenizedChat,
     placeholder_ids: Collection[int],
+    items: Sequence[MediaItem],
     plans: Sequence[Replacement | Refusal],
     layout: FamilyLayout | None,
 ) -> Expansion:
     """
     Raises:
-        ValueError: the prompt has other placeholders than one an item.
+        ValueError: the prompt has other placeholders than one an item, or in another order.
     """
     if not plans:
         return Expansion(chat.array, (), len(chat.token_ids))
+    if layout is not None and not _are_in_order(chat, items, layout):
+        raise ValueError("the template writes pictures and clips in another order than the request")
     # A layout of its own may ask for more of a sequence than an array gives.
     return layout.expand(chat.token_ids, plans) if layout else expand(chat.array, placeholder_ids, plans)
+
+
+def _are_in_order(chat: TokenizedChat, items: Sequence[MediaItem], layout: FamilyLayout) -> bool:
+    """Whether each placeholder is of its item's modality: some templates write all pictures first."""
+    own = layout.placeholders
+    if any(item.modality not in own for item in items) or len({item.modality for item in items}) < 2:
+        return True
+    tokens = [own[item.modality] for item in items]
+    return bool(np.array_equal(chat.array[np.isin(chat.array, tokens)], tokens))
 
 
 def _first_turn(chat: TokenizedChat, placeholder_ids: Collection[int], expansion: Expansion) -> int:

@@ -59,10 +59,10 @@ class MediaConfig(BaseModel):
     )
     url_aliases: Literal["off", "verify", "trust"] = Field(
         "verify",
-        description="Whether the file identity that a URL had is remembered for `url_identity_ttl_s`: "
-        "routing waits for no download in modes `bytes` and `content`. `verify`: the file is still fetched "
-        "(or taken from the cache) for the engine and compared. `trust`: not even that where the engine "
-        "holds it: no fetch, and a changed file goes unseen that long.",
+        description="Whether the identity that a URL had in modes `bytes` and `content` is remembered for "
+        "`url_identity_ttl_s`. `verify`: the file is still fetched for the engine (or taken from the cache) "
+        "and compared; in mode `content` it is not decoded here again. `trust`: a URL seen before costs no "
+        "fetch where the engine holds the picture, and a changed file goes unseen that long.",
     )
     alias_entries: int = Field(65536, ge=0, description="URLs and client uuids remembered per ingress.")
     identity_secret: str | None = Field(

@@ -14,6 +14,7 @@ from ray import serve
 from deployments.config import IngressConfig
 from deployments.engine_call import EngineFailed, Receipt, Reply
 from deployments.ingress import CHAT_PATH, Ingress, ingress_api
+from deployments.openai_api import ChatRequest
 from deployments.protocol import Delta, Finished
 from deployments.stages import StageTimes
 from sightline_types import DecisionId, WorkerId
@@ -30,8 +31,10 @@ class Service:
     def __init__(self, *batches: Any) -> None:
         self._batches = batches
         self.closed = 0
+        self.asked: list[ChatRequest] = []
 
-    async def start(self, *_: Any, **__: Any) -> Reply:
+    async def start(self, request: ChatRequest, **_: Any) -> Reply:
+        self.asked.append(request)
         return Reply(RECEIPT, self._messages(), self._close)
 
     async def _messages(self) -> AsyncIterator[Any]:
@@ -131,3 +134,19 @@ async def test_a_wrong_request_gets_openais_error_shape(monkeypatch: pytest.Monk
 async def test_another_path_is_not_taken_for_a_chat(monkeypatch: pytest.MonkeyPatch) -> None:
     start, body = await ask(serving(Service(), monkeypatch), chat(), path="/v1/completions")
     assert (start["status"], json.loads(body["body"])["error"]["code"]) == (404, "not_found")
+
+
+async def test_a_picture_of_twelve_mebibytes_in_a_body_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others answer such bodies with 404, or call them invalid JSON (sglang#6622)."""
+    service = Service((Delta(" a", (1,)), END))
+    url = "data:image/png;base64," + "iVBORw0K" * (12 << 17)
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    start, _ = await ask(serving(service, monkeypatch), chat(messages=[{"role": "user", "content": content}]))
+    assert start["status"] == 200
+    assert service.asked[0].messages[0]["content"] == content
+
+
+async def test_a_body_over_the_limit_names_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, body = await ask(serving(Service(), monkeypatch), b" " * ((64 << 20) + 1))
+    assert start["status"] == 413
+    assert "body_limit_bytes" in json.loads(body["body"])["error"]["message"]

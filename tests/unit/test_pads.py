@@ -57,6 +57,24 @@ def test_padding_leaves_the_view_as_it_is():
     assert view.token_ids[2:6].tolist() == [PLACEHOLDER] * 4
 
 
+def test_pictures_that_an_older_release_confuses_are_one_to_the_router_too():
+    """2^30 values: two of 20,000 pictures share one in about every fifth such set. The engine would serve one
+    for the other, and a credit for it is what it will find; the wide pads keep them apart."""
+    twin = MediaId(CAT.value + 2**30)
+    views = [view_of(32, (2, 20, media_id)) for media_id in (CAT, twin)]
+    keys = {scheme: [block_keys(view, KeySpec(scheme, 4)).keys for view in views] for scheme in SCHEMES}
+    assert keys[KeyScheme.SGLANG_SINGLE][0] == keys[KeyScheme.SGLANG_SINGLE][1]
+    assert keys[KeyScheme.SGLANG_WIDE][0] != keys[KeyScheme.SGLANG_WIDE][1]
+
+
+def test_twenty_thousand_pictures_share_no_wide_pad():
+    pads = [
+        pad_values(KeyScheme.SGLANG_WIDE, MediaId(number * 0x9E3779B97F4A7C15 % 2**64))
+        for number in range(20_000)
+    ]
+    assert len({value for values in pads for value in values}) == 4 * len(pads)
+
+
 def test_vllm_has_no_pads():
     view = view_of(8, (2, 4, CAT))
     assert pad_values(KeyScheme.VLLM, CAT) == ()

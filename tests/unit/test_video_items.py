@@ -172,6 +172,22 @@ async def test_pictures_and_adjacent_clips_keep_their_order_and_places(builder: 
     assert [span.media_id for span in prompt.view.spans] == [item.media_id for item in prompt.media]
 
 
+async def test_a_template_that_writes_all_pictures_first_earns_nothing_for_what_it_moved(
+    builder: Builder, tmp_path: Path
+) -> None:
+    """The engine takes the first picture for the first picture's placeholder, wherever that stands."""
+    kinds = "(message.content | {}attr('type', 'equalto', 'image') | list)"
+    sorted_parts = f"{{%- for part in {kinds.format('select')} + {kinds.format('reject')} %}}"
+    template = TEMPLATE.replace(IMAGE_ONLY, WITH_VIDEO).replace(
+        "{%- for part in message.content %}", sorted_parts
+    )
+    model = tiny_folder(tmp_path / "sorting", "qwen2_5_vl", template=template)
+    moved = await builder(model=model).prepare(ask(video(CLIP), image(PICTURE)))
+    assert moved.reasons == (DegradeReason.PLACEHOLDER_MISMATCH,) and not moved.view.spans
+    kept = await builder(model=model).prepare(ask(image(PICTURE), video(CLIP)))
+    assert kept.is_exact
+
+
 async def test_what_cannot_be_decoded_goes_to_the_replica_by_name(builder: Builder, server: Origin) -> None:
     prompt = await builder().prepare(ask("before", image(PICTURE), video(server.url("/text"))))
     assert prompt.reasons == (DegradeReason.VIDEO_NOT_DECODED,)
