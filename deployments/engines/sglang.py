@@ -86,6 +86,7 @@ class SglangEngine(ServingEngine):
             engine.shutdown()  # or its processes outlive a start that failed
             raise
         engine._load_watch = spawn(engine._watch_load())
+        engine._load_watch.add_done_callback(engine._forget_load)
         return engine
 
     async def _probe(self, model: str) -> None:
@@ -111,7 +112,7 @@ class SglangEngine(ServingEngine):
             block_size=int(self._process.setting("page_size")),
             scheme=self._keys.scheme,
             model=str(self._args["model_path"]),
-            max_model_len=int(self._manager.context_len),
+            max_model_len=self._process.max_request_tokens,
             publishes_events=publishes_events(self._args),
             kv_groups=_kv_groups(self._manager.model_config),
             layouts=self._layouts,
@@ -142,7 +143,7 @@ class SglangEngine(ServingEngine):
 
         if self.is_dead:
             raise EngineGone("a process of the engine has ended")
-        reader = StreamReader(request.sampling.logprobs)
+        reader = StreamReader(request.sampling)
         # Closing it makes SGLang abort the request.
         outputs = self._manager.generate_request(GenerateReqInput(**fields), None)
         async with contextlib.aclosing(outputs):
@@ -215,6 +216,12 @@ class SglangEngine(ServingEngine):
                     float(max(snapshot.token_usage for snapshot in snapshots)),
                 )
             await asyncio.sleep(LOAD_PERIOD_S)
+
+    def _forget_load(self, watch: asyncio.Task[None]) -> None:
+        """What nobody brings up to date is not known."""
+        self._load = None
+        if not watch.cancelled() and watch.exception() is not None:
+            log.error("the engine's load is not known any more: %r", watch.exception())
 
     def load(self) -> EngineLoad | None:
         return self._load

@@ -30,6 +30,18 @@ TOPIC = "kv-events"
 OPTIONAL_ARGS = {"mm_preprocess_cache_size_mb": 256}
 
 
+#: Engine arguments that would break what is promised here: their harmless value, and the way out.
+_NOT_SERVED = {
+    "dp_size": (1, "raise num_workers instead"),
+    "nnodes": (1, "keep an engine within a node, and raise num_workers"),
+    "disaggregation_mode": ("null", "an engine prefills and decodes; leave it out"),
+    "encoder_only": (False, "an engine encodes and decodes; leave it out"),
+    "language_only": (False, "an engine encodes and decodes; leave it out"),
+    "skip_tokenizer_init": (False, "answers are made of SGLang's own text; leave it out"),
+    "incremental_streaming_output": (False, "outputs are read as SGLang gives them by default; leave it out"),
+}
+
+
 class Unsupported(ValueError):
     """A setting or a request asks for what this SGLang cannot do."""
 
@@ -59,30 +71,20 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
 
 
 def engine_args(config: EngineConfig, source: EventSource) -> dict[str, Any]:
-    """Keyword arguments of `sglang.Engine`; `config.engine_args` wins, name by name.
+    """Keyword arguments of `sglang.Engine`; `config.engine_args` wins, name by name, and so do the fields of
+    its `kv_events_config`.
 
     source: where the event and replay publishers listen.
 
     Raises:
-        Unsupported: data parallelism inside one engine, which has no worker of its own per rank here;
-            tensor parallelism across nodes.
+        Unsupported: what is not served with SGLang, or not at all; says what to do instead.
     """
-    if config.data_parallel_size != 1:
-        size = config.data_parallel_size
-        raise Unsupported(f"data_parallel_size={size} is not served with SGLang: raise num_workers instead")
-    if config.engine_args.get("dp_size", 1) != 1:
-        raise Unsupported("engine_args.dp_size is not served: raise num_workers instead")
-    if config.executor == "ray":
-        raise Unsupported(
-            f"tensor_parallel_size={config.tensor_parallel_size} spans nodes, which is not served with "
-            "SGLang: keep it within gpus_per_node"
-        )
+    _refuse(config)
     args: dict[str, Any] = {
         "model_path": config.model,
         "tp_size": config.tensor_parallel_size,
         "page_size": config.block_size or PAGE_SIZE,
         "enable_multimodal": config.enable_multimodal,
-        "kv_events_config": _events(source),
         "log_level": "warning",
     }
     if config.enable_multimodal:
@@ -93,7 +95,27 @@ def engine_args(config: EngineConfig, source: EventSource) -> dict[str, Any]:
         args["mem_fraction_static"] = config.gpu_memory_utilization
     if config.max_model_len is not None:
         args["context_length"] = config.max_model_len
-    return args | config.engine_args
+    return args | config.engine_args | {"kv_events_config": _events(source, config.engine_args)}
+
+
+def _refuse(config: EngineConfig) -> None:
+    """
+    Raises:
+        Unsupported: data parallelism inside one engine, which has no worker of its own per rank here;
+            tensor parallelism across nodes; engine arguments that break what is promised here.
+    """
+    if config.data_parallel_size != 1:
+        size = config.data_parallel_size
+        raise Unsupported(f"data_parallel_size={size} is not served with SGLang: raise num_workers instead")
+    if config.executor == "ray":
+        raise Unsupported(
+            f"tensor_parallel_size={config.tensor_parallel_size} spans nodes, which is not served with "
+            "SGLang: keep it within gpus_per_node"
+        )
+    for name, (harmless, way_out) in _NOT_SERVED.items():
+        value = config.engine_args.get(name, harmless)
+        if value != harmless:
+            raise Unsupported(f"engine_args.{name}={value!r} is not served: {way_out}")
 
 
 def known_args(args: dict[str, Any], given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
@@ -102,14 +124,36 @@ def known_args(args: dict[str, Any], given: Mapping[str, Any], known: Collection
     return {name: value for name, value in args.items() if name not in left_out}
 
 
-def _events(source: EventSource) -> str:
-    return json.dumps(
-        {
-            "publisher": "zmq",
-            "endpoint": source.endpoint,
-            "replay_endpoint": source.replay_endpoint,
-            "topic": source.topic,
-        }
+def _events(source: EventSource, engine_args: Mapping[str, Any]) -> str | None:
+    """SGLang's `kv_events_config`, as JSON; None: no events."""
+    given = engine_args.get("kv_events_config", {})
+    if given is None:
+        return None
+    ours = {
+        "publisher": "zmq",
+        "endpoint": source.endpoint,
+        "replay_endpoint": source.replay_endpoint,
+        "topic": source.topic,
+    }
+    return json.dumps(ours | _fields(given))
+
+
+def _fields(given: object) -> dict[str, Any]:
+    """
+    Raises:
+        Unsupported: neither an object nor one in JSON.
+    """
+    fields = given
+    if isinstance(given, str):
+        try:
+            fields = json.loads(given)
+        except ValueError:
+            fields = None
+    if isinstance(fields, dict):
+        return fields
+    raise Unsupported(
+        f"engine_args.kv_events_config={str(given)[:80]!r} is no JSON object: give the fields that shall be "
+        'otherwise, as in {"format": "dynamo"}'
     )
 
 
@@ -159,6 +203,10 @@ def sampling_params(sampling: Sampling, *, is_deterministic: bool) -> dict[str, 
             f"seed={sampling.seed}: this engine (SGLang) honours a seed only with "
             "enable_deterministic_inference among its engine_args; leave seed out"
         )
+    if sampling.ignore_eos and sampling.stop_token_ids:
+        raise Unsupported("stop_token_ids: this engine (SGLang) passes over them with ignore_eos; drop one")
+    if sampling.min_tokens and sampling.stop:
+        raise Unsupported("min_tokens: this engine (SGLang) ends at a stop string before them; drop one")
     optional = {theirs: getattr(sampling, ours) for ours, theirs in _NAMES.items()}
     params = {name: value for name, value in optional.items() if value is not None}
     if sampling.top_k is not None:

@@ -35,7 +35,15 @@ from sightline_types import (
     VideoShape,
 )
 
-__all__ = ["MediaKeys", "layouts", "matching_scheme", "probe_media_keys", "probe_prompt", "request_fields"]
+__all__ = [
+    "MediaKeys",
+    "item_pads",
+    "layouts",
+    "matching_scheme",
+    "probe_media_keys",
+    "probe_prompt",
+    "request_fields",
+]
 
 log = logging.getLogger("sightline.deployments")
 
@@ -103,8 +111,20 @@ def _own_pads(media_id: MediaId) -> tuple[int, ...]:
     from sglang.srt.managers.schedule_batch import Modality as SglangModality
     from sglang.srt.managers.schedule_batch import MultimodalDataItem
 
-    item = MultimodalDataItem(modality=SglangModality.IMAGE)
-    item.set_hash(media_id.value)
+    return item_pads(MultimodalDataItem(modality=SglangModality.IMAGE), media_id)
+
+
+def item_pads(item: Any, media_id: MediaId) -> tuple[int, ...]:
+    """The pads that a release's `MultimodalDataItem` makes of an identity.
+
+    Raises:
+        AttributeError: it is of no form that is known here.
+    """
+    if hasattr(item, "set_hash"):
+        item.set_hash(media_id.value)
+    else:  # 0.5.13
+        item.hash = media_id.value
+        item.set_pad_value()
     wide = getattr(item, "pad_values", None)
     return tuple(wide) if wide else (item.pad_value,)
 

@@ -69,11 +69,21 @@ class SglangProcess:
 
     def setting(self, name: str) -> Any:
         """An argument as SGLang has settled it; it may differ from what it was given."""
-        return self.engine.server_args.resolved_dict()[name]
+        settled = self.engine.server_args
+        if hasattr(settled, "resolved_dict"):  # from 0.5.20 on
+            return settled.resolved_dict()[name]
+        return getattr(settled, name)
 
     @property
     def kv_capacity_tokens(self) -> int:
         return int(self.engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"])
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and answer of the longest request. SGLang's own context length and cache hold two more,
+        and it shortens an answer that needs them (`TpModelWorker.get_worker_info`,
+        `Scheduler.init_req_max_new_tokens`)."""
+        return min(int(self.engine.tokenizer_manager.context_len), self.kv_capacity_tokens) - 2
 
     @property
     def is_dead(self) -> bool:
@@ -88,7 +98,7 @@ class SglangProcess:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         processor = self.engine.tokenizer_manager.mm_processor
-        if processor is not None:
+        if hasattr(processor, "shutdown"):  # from 0.5.18 on
             processor.shutdown()
         self._end.set()
         self._thread.join(STOP_TIMEOUT_S)

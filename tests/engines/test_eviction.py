@@ -96,13 +96,13 @@ def key(parent: int, tokens: list[int], extras: list[Any] | None) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-def router_keys(worker: str) -> set[int]:
+def router_keys(worker: str, service: Service) -> set[int]:
     import numpy as np
     import ray
 
     from sightline_types import WorkerId
 
-    (name,) = router_actors()
+    (name,) = router_actors(service.app_name)
     actor = ray.get_actor(name, namespace="sightline")
     held = ray.get(actor.resident_keys.remote(WorkerId.parse(worker)), timeout=30)
     return set(np.frombuffer(held, dtype="<u8").tolist())
@@ -145,7 +145,7 @@ def test_through_evictions_the_view_is_the_engines_own(service: Service, picture
     evicted = 0
     for worker, endpoint in replay_endpoints(service).items():
         recount = Recount(endpoint, service)
-        held = router_keys(worker)
+        held = router_keys(worker, service)
         assert held == recount.keys
         evicted += len(recount.key_of) - len(held)
     assert evicted > 0, "the prompts need more blocks than both caches have"
@@ -154,11 +154,10 @@ def test_through_evictions_the_view_is_the_engines_own(service: Service, picture
     # The last first: they are still held; the related ones in part; the oldest not at all.
     for turns in reversed(asked):
         kinds.ask(turns)
-    # Ties fall as the replicas' random names have it; what that left too rare is asked for again.
+    # Ties fall as the replicas' random names have it; what that left too rare is asked for once more.
     while (rarest := kinds.too_rare()) is not None and kinds.total < 4 * len(asked):
-        kinds.ask(
-            {"all": kinds.last, "part": related_ones[kinds.total % 12], "none": oldest(asked, kinds)}[rarest]
-        )
+        new_relative = related(pictures, len(related_ones) + kinds.total)
+        kinds.ask({"all": kinds.last, "part": new_relative, "none": oldest(asked, kinds)}[rarest])
     assert kinds.too_rare() is None, kinds.counts
 
 

@@ -38,13 +38,13 @@ def engine_children(pid: int) -> list[psutil.Process]:
     return [p for p in psutil.Process(pid).children(recursive=True) if "reaper" not in " ".join(p.cmdline())]
 
 
-def router_actors() -> list[str]:
+def router_actors(app_name: str = "") -> list[str]:
+    """Names of the router actors: of one application, or of all."""
     import ray
 
+    prefix = f"sightline:{app_name}:" if app_name else "sightline:"
     return [
-        a["name"]
-        for a in ray.util.list_named_actors(all_namespaces=True)
-        if a["name"].startswith("sightline:")
+        a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if a["name"].startswith(prefix)
     ]
 
 
@@ -112,12 +112,12 @@ def test_the_router_actor_dies_and_is_exact_again(service: Service, pictures: Pi
     turns = messages(image_part(pictures.put("survivor.png", make.png(320))), QUESTION)
     before = service.ask_exact(turns)
     service.wait_idle()
-    (name,) = router_actors()
+    (name,) = router_actors(service.app_name)
     ray.kill(ray.get_actor(name, namespace="sightline"))
     meanwhile = service.ask(messages("Are you there? " + QUESTION))
     assert meanwhile.status == 200
-    service.wait_for(lambda: router_actors() and router_actors() != [name])
-    assert len(router_actors()) == 1
+    service.wait_for(lambda: router_actors(service.app_name) and router_actors(service.app_name) != [name])
+    assert len(router_actors(service.app_name)) == 1
     service.wait_for(
         lambda: service.ask(messages("Hello.")).reason not in ("router_unreachable", "decision_timeout")
     )
@@ -130,14 +130,14 @@ def test_requests_are_served_while_the_router_is_unreachable(service: Service) -
     import ray
 
     service.wait_idle()
-    (name,) = router_actors()
+    (name,) = router_actors(service.app_name)
     actor = ray.get_actor(name, namespace="sightline")
     ray.kill(actor)
     reasons = set()
     deadline = time.monotonic() + 30
     while "router_unreachable" not in reasons and time.monotonic() < deadline:
         reasons.add(service.ask(messages("Anyone? " + QUESTION), max_tokens=1).reason)
-        if router_actors() not in ([], [name]):
+        if router_actors(service.app_name) not in ([], [name]):
             break
     assert "router_unreachable" in reasons
     service.wait_for(

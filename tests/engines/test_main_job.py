@@ -164,6 +164,27 @@ def test_a_cache_salt_separates_equal_prompts(service: Service, pictures: Pictur
     assert same.overlap >= 6
 
 
+def test_after_a_flush_nothing_is_foretold(service: Service, pictures: PictureServer) -> None:
+    from ray import serve
+
+    from tests.engines.test_eviction import router_keys
+
+    turns = messages(image_part(pictures.put("flushed.png", make.png(119))), QUESTION)
+    service.ask_exact(turns)
+    assert service.ask_exact(turns).overlap >= 6
+    handle = serve.get_deployment_handle("Engine", service.app_name)
+    workers = [row["worker"] for row in service.wait_idle()]
+    # Serve sends each call to a replica of its own choice.
+    service.wait_for(
+        lambda: (
+            handle.reset_prefix_cache.remote().result(timeout_s=30)
+            and not any(router_keys(worker, service) for worker in workers)
+        )
+    )
+    after = service.ask_exact(turns)
+    assert after.overlap == after.cached == 0
+
+
 def test_per_request_processor_options_are_served_without_media_credit(
     service: Service, pictures: PictureServer
 ) -> None:

@@ -1,4 +1,7 @@
-"""One vLLM pool and one SGLang pool in one Serve instance: two applications, two model names."""
+"""One vLLM pool and one SGLang pool in one Serve instance: two applications, two model names.
+
+The SGLang pool, with pages of one token, runs the main job's list: the tests that run on vLLM, word for word.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,81 @@ from tests.engines import pictures as make
 from tests.engines.conftest import app_args
 from tests.engines.pictures import PictureServer
 from tests.engines.service import QUESTION, Service, deploy, image_part, messages
+from tests.engines.test_eviction import test_through_evictions_the_view_is_the_engines_own as test_evictions
 from tests.engines.test_failures import router_actors
+from tests.engines.test_failures import (
+    test_a_client_that_goes_away_frees_the_engine_and_the_booking as test_abort,
+)
+from tests.engines.test_failures import (
+    test_a_replica_killed_while_serving_costs_only_started_streams as test_replica_death,
+)
+from tests.engines.test_failures import test_sixteen_streams_run_at_once as test_sixteen_streams
+from tests.engines.test_failures import (
+    test_the_router_actor_dies_and_is_exact_again as test_actor_death,
+)
+from tests.engines.test_main_job import (
+    test_a_cache_salt_separates_equal_prompts,
+    test_a_new_question_about_an_old_picture_earns_everything_before_it,
+    test_a_repeated_picture_reaches_the_replica_that_holds_it,
+    test_after_a_flush_nothing_is_foretold,
+    test_another_picture_of_the_same_size_stops_where_it_begins,
+    test_content_identity_knows_a_picture_by_another_address,
+    test_content_identity_knows_a_picture_given_as_data,
+    test_the_last_block_is_counted_as_the_engine_counts_it,
+    test_the_second_turn_is_credited_with_the_generated_blocks,
+    test_two_pictures_in_swapped_order_earn_no_false_credit,
+)
 from tests.engines.test_sglang_service import sglang_args
+
+__all__ = [
+    "test_a_cache_salt_separates_equal_prompts",
+    "test_a_new_question_about_an_old_picture_earns_everything_before_it",
+    "test_a_repeated_picture_reaches_the_replica_that_holds_it",
+    "test_abort",
+    "test_actor_death",
+    "test_after_a_flush_nothing_is_foretold",
+    "test_another_picture_of_the_same_size_stops_where_it_begins",
+    "test_content_identity_knows_a_picture_by_another_address",
+    "test_content_identity_knows_a_picture_given_as_data",
+    "test_evictions",
+    "test_replica_death",
+    "test_sixteen_streams",
+    "test_the_last_block_is_counted_as_the_engine_counts_it",
+    "test_the_second_turn_is_credited_with_the_generated_blocks",
+    "test_two_pictures_in_swapped_order_earn_no_false_credit",
+]
+
+REPLICAS = {"vllm": 1, "sglang": 2}
 
 
 @pytest.fixture(scope="module")
 def services(ray_url: str, models: Path) -> Iterator[dict[str, Service]]:
     from ray import serve
 
-    vllm = app_args(models, num_workers=1, served_model_name="on-vllm")
-    sglang = sglang_args(models) | {
-        "num_workers": 1,
-        "served_model_name": "on-sglang",
-        "model": str(tiny_model("qwen2_5_vl", models)),
-    }
+    vllm = app_args(models, num_workers=1, model=str(tiny_model("qwen2_5_vl", models)))
+    sglang = sglang_args(models) | {"block_size": 1}
     pools = {
-        name: deploy(args, ray_url, app_name=f"mixed-{name}", model=f"on-{name}", prefix=f"/{name}")
+        name: deploy(
+            args | {"served_model_name": f"on-{name}"},
+            ray_url,
+            app_name=f"mixed-{name}",
+            model=f"on-{name}",
+            prefix=f"/{name}",
+        )
         for name, args in (("vllm", vllm), ("sglang", sglang))
     }
-    for service in pools.values():
-        service.wait_idle(count=1, timeout_s=400)
+    for name, service in pools.items():
+        service.wait_idle(count=REPLICAS[name], timeout_s=400)
     yield pools
     for service in pools.values():
         service.close()
         serve.delete(service.app_name)
+
+
+@pytest.fixture(scope="module")
+def service(services: dict[str, Service]) -> Service:
+    """Of the list."""
+    return services["sglang"]
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
@@ -46,14 +100,13 @@ def test_each_pool_is_exact_in_its_own_blocks(
     turns = messages(image_part(pictures.put("mixed.png", make.png(900))), QUESTION)
     answers = []
     for _ in range(2):
-        service.wait_idle(count=1)
+        service.wait_idle(count=REPLICAS[name])
         answers.append(service.ask(turns))
         service.assert_exact(answers[-1])
     again = answers[1]
     assert again.overlap * service.block >= 6 * 32
     assert again.media_overlap == again.media_blocks > 0
-    (worker,) = service.workers()
-    assert worker["contract"]["engine"] == name
+    assert {worker["contract"]["engine"] for worker in service.workers()} == {name}
 
 
 def test_a_pool_does_not_serve_the_others_model(services: dict[str, Service]) -> None:
@@ -66,3 +119,7 @@ def test_a_pool_does_not_serve_the_others_model(services: dict[str, Service]) ->
 def test_each_pool_has_a_router_of_its_own(services: dict[str, Service]) -> None:
     names = sorted(name.split(":")[1] for name in router_actors())
     assert names == ["mixed-sglang", "mixed-vllm"]
+
+
+def test_a_page_has_one_token(service: Service) -> None:
+    assert {worker["contract"]["block_size"] for worker in service.wait_idle()} == {1}

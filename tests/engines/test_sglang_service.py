@@ -29,10 +29,20 @@ from tests.engines.test_failures import test_sixteen_streams_run_at_once as test
 from tests.engines.test_failures import (
     test_the_router_actor_dies_and_is_exact_again as test_actor_death,
 )
+from tests.engines.test_http_api import (
+    test_a_picture_beyond_the_models_ratio_is_refused_not_hung,
+    test_a_python_handle_does_the_same_work,
+    test_a_stream_has_a_role_deltas_an_end_and_usage,
+    test_a_value_that_would_end_the_engine_never_reaches_it,
+    test_logprobs_and_token_ids_are_returned_on_demand,
+    test_stop_strings_end_the_answer,
+    test_the_openai_client_works_unchanged,
+)
 from tests.engines.test_main_job import (
     test_a_cache_salt_separates_equal_prompts,
     test_a_new_question_about_an_old_picture_earns_everything_before_it,
     test_a_repeated_picture_reaches_the_replica_that_holds_it,
+    test_after_a_flush_nothing_is_foretold,
     test_another_picture_of_the_same_size_stops_where_it_begins,
     test_content_identity_knows_a_picture_by_another_address,
     test_content_identity_knows_a_picture_given_as_data,
@@ -42,23 +52,33 @@ from tests.engines.test_main_job import (
     test_the_second_turn_is_credited_with_the_generated_blocks,
     test_two_pictures_in_swapped_order_earn_no_false_credit,
 )
+from tests.engines.test_uuids import named, test_a_uuid_with_its_picture_is_exact_again_and_again
 
 __all__ = [
     "test_a_cache_salt_separates_equal_prompts",
     "test_a_new_question_about_an_old_picture_earns_everything_before_it",
+    "test_a_picture_beyond_the_models_ratio_is_refused_not_hung",
+    "test_a_python_handle_does_the_same_work",
     "test_a_repeated_picture_reaches_the_replica_that_holds_it",
+    "test_a_stream_has_a_role_deltas_an_end_and_usage",
+    "test_a_uuid_with_its_picture_is_exact_again_and_again",
+    "test_a_value_that_would_end_the_engine_never_reaches_it",
     "test_abort",
     "test_actor_death",
+    "test_after_a_flush_nothing_is_foretold",
     "test_another_picture_of_the_same_size_stops_where_it_begins",
     "test_content_identity_knows_a_picture_by_another_address",
     "test_content_identity_knows_a_picture_given_as_data",
     "test_engine_death",
     "test_evictions",
+    "test_logprobs_and_token_ids_are_returned_on_demand",
     "test_odd_pictures_are_foreseen_like_plain_ones",
     "test_replica_death",
     "test_sixteen_streams",
+    "test_stop_strings_end_the_answer",
     "test_the_engine_opens_no_socket_for_media",
     "test_the_last_block_is_counted_as_the_engine_counts_it",
+    "test_the_openai_client_works_unchanged",
     "test_the_second_turn_is_credited_with_the_generated_blocks",
     "test_two_pictures_in_swapped_order_earn_no_false_credit",
 ]
@@ -93,10 +113,36 @@ def test_processor_options_are_refused_in_the_engines_name(service: Service, pic
     assert "min_pixels" in answer.body["error"]["message"]
 
 
-def test_a_seed_that_would_be_ignored_is_refused(service: Service) -> None:
-    answer = service.ask(messages("Hello."), seed=7, expect=400)
-    assert "seed=7" in answer.body["error"]["message"]
-    assert "enable_deterministic_inference" in answer.body["error"]["message"]
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"seed": 7}, "seed=7"),
+        ({"stop_token_ids": [5], "ignore_eos": True}, "stop_token_ids"),
+        ({"min_tokens": 2, "stop": ["x"]}, "min_tokens"),
+        ({"repetition_penalty": 3.0}, "repetition_penalty"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+    ],
+)
+def test_a_parameter_that_sglang_cannot_follow_is_refused_by_its_name(
+    service: Service, options: dict[str, Any], name: str
+) -> None:
+    assert name in service.ask(messages("Hello."), **options, expect=400).body["error"]["message"]
+
+
+def test_an_answer_is_as_long_as_asked_up_to_the_limit_that_is_told(service: Service) -> None:
+    (card,) = service.client.get("/v1/models").json()["data"]
+    turns = messages("word " * 1500)
+    room = card["max_model_len"] - service.ask(turns, max_tokens=1).prompt_tokens
+    assert service.ask(turns, max_tokens=room).body["usage"]["completion_tokens"] == room
+    error = service.ask(turns, max_tokens=room + 1, expect=400).body["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert str(card["max_model_len"]) in error["message"]
+
+
+def test_a_uuid_without_its_picture_is_refused_with_the_way_out(service: Service) -> None:
+    error = service.ask(named("absent", None), expect=400).body["error"]
+    assert (error["code"], error["param"]) == ("uuid_without_cache", "messages[1].content[0].image_url")
+    assert "Send the picture" in error["message"]
 
 
 def test_log_probabilities_are_those_of_the_tokens(service: Service) -> None:

@@ -91,7 +91,7 @@ def test_through_evictions_the_view_is_the_engines_own(service: Service, picture
     service.wait_idle()
     for worker, endpoint in replay_endpoints(service).items():
         recount = Recount(endpoint, service)
-        assert router_keys(worker) == recount.keys
+        assert router_keys(worker, service) == recount.keys
         assert len(recount.keys) < len(recount.key_of), "it has evicted"
 
 

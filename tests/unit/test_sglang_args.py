@@ -85,9 +85,40 @@ def test_ranks_of_one_engine_are_refused_with_the_way_out() -> None:
         engine_args(EngineConfig(model="m", engine="sglang", data_parallel_size=2), SOURCE)
 
 
-def test_data_parallelism_inside_one_engine_is_refused_with_the_way_out() -> None:
-    with pytest.raises(Unsupported, match="num_workers"):
-        engine_args(EngineConfig(model="m", engine_args={"dp_size": 2}), SOURCE)
+@pytest.mark.parametrize(
+    ("name", "value", "way_out"),
+    [
+        ("dp_size", 2, "num_workers"),
+        ("nnodes", 2, "within a node"),
+        ("disaggregation_mode", "prefill", "prefills and decodes"),
+        ("encoder_only", True, "leave it out"),
+        ("language_only", True, "leave it out"),
+        ("skip_tokenizer_init", True, "leave it out"),
+        ("incremental_streaming_output", True, "leave it out"),
+    ],
+)
+def test_an_engine_argument_that_would_break_answers_is_refused_with_the_way_out(name, value, way_out):
+    with pytest.raises(Unsupported, match=f"engine_args.{name}={value!r}.*{way_out}"):
+        engine_args(EngineConfig(model="m", engine_args={name: value}), SOURCE)
+
+
+@pytest.mark.parametrize("given", [{"format": "dynamo", "topic": "t"}, '{"format": "dynamo", "topic": "t"}'])
+def test_the_fields_of_a_given_event_configuration_win_one_by_one(given) -> None:
+    args = engine_args(EngineConfig(model="m", engine_args={"kv_events_config": given}), SOURCE)
+    assert json.loads(args["kv_events_config"]) == {
+        "publisher": "zmq",
+        "endpoint": SOURCE.endpoint,
+        "replay_endpoint": SOURCE.replay_endpoint,
+        "topic": "t",
+        "format": "dynamo",
+    }
+    assert publishes_events(args)
+
+
+@pytest.mark.parametrize("given", ["{", "[1]", 7, ["zmq"]])
+def test_an_event_configuration_that_is_no_object_is_refused_by_its_value(given) -> None:
+    with pytest.raises(Unsupported, match=r"kv_events_config=.*no JSON object"):
+        engine_args(EngineConfig(model="m", engine_args={"kv_events_config": given}), SOURCE)
 
 
 def test_tensor_parallelism_across_nodes_is_refused_with_the_way_out() -> None:
@@ -97,17 +128,22 @@ def test_tensor_parallelism_across_nodes_is_refused_with_the_way_out() -> None:
 
 def test_every_sampling_parameter_goes_by_sglangs_name() -> None:
     sampling = Sampling(
-        max_tokens=5, min_tokens=2, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1,
+        max_tokens=5, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1,
         presence_penalty=0.2, frequency_penalty=0.3, repetition_penalty=1.1, seed=3, stop=("x",),
-        stop_token_ids=(4,), include_stop_str_in_output=True, ignore_eos=True,
+        stop_token_ids=(4,), include_stop_str_in_output=True,
         skip_special_tokens=False, logit_bias=((9, -1.5),),
     )  # fmt: skip
     assert sampling_params(sampling, is_deterministic=True) == {
-        "max_new_tokens": 5, "min_new_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
+        "max_new_tokens": 5, "min_new_tokens": 0, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
         "presence_penalty": 0.2, "frequency_penalty": 0.3, "repetition_penalty": 1.1, "sampling_seed": 3,
-        "stop": ["x"], "stop_token_ids": [4], "no_stop_trim": True, "ignore_eos": True,
+        "stop": ["x"], "stop_token_ids": [4], "no_stop_trim": True, "ignore_eos": False,
         "skip_special_tokens": False, "logit_bias": {"9": -1.5},
     }  # fmt: skip
+
+
+def test_an_answer_of_a_certain_length_goes_by_sglangs_names() -> None:
+    params = sampling_params(Sampling(min_tokens=2, ignore_eos=True), is_deterministic=False)
+    assert (params["min_new_tokens"], params["ignore_eos"]) == (2, True)
 
 
 def test_what_is_not_asked_is_left_to_sglang_but_not_its_short_answer() -> None:
@@ -124,6 +160,18 @@ def test_top_k_of_all_tokens_is_spelled_as_sglang_spells_it(ours, theirs) -> Non
 def test_a_seed_that_sglang_would_ignore_is_refused_with_the_way_out() -> None:
     with pytest.raises(Unsupported, match=r"seed=3.*SGLang.*enable_deterministic_inference"):
         sampling_params(Sampling(seed=3), is_deterministic=False)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "name"),
+    [
+        (Sampling(ignore_eos=True, stop_token_ids=(4,)), "stop_token_ids"),
+        (Sampling(min_tokens=3, stop=("x",)), "min_tokens"),
+    ],
+)
+def test_parameters_that_sglang_passes_over_together_are_refused(sampling: Sampling, name: str) -> None:
+    with pytest.raises(Unsupported, match=rf"{name}: .*SGLang.* drop one"):
+        sampling_params(sampling, is_deterministic=False)
 
 
 async def test_a_picture_that_is_named_only_is_asked_for_instead_of_being_refused() -> None:

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from deployments.engines import sglang_media
-from deployments.engines.sglang_media import PROBE_ID, MediaKeys, matching_scheme, probe_media_keys
+from deployments.engines.sglang_media import (
+    PROBE_ID,
+    MediaKeys,
+    item_pads,
+    matching_scheme,
+    probe_media_keys,
+)
 from router.pads import pad_values
 from sightline_types import KeyScheme, MediaId
 
@@ -129,3 +135,45 @@ async def test_an_older_processor_is_left_as_it_is() -> None:
     processor = Processor(older=True)
     assert (await probed(processor)).is_exact
     assert "process_mm_data_async" not in vars(processor)
+
+
+class ItemOf0513:
+    """Pads are made of `hash`, once."""
+
+    hash: int | None = None
+    pad_value: int | None = None
+
+    def set_pad_value(self) -> None:
+        if self.pad_value is None:
+            self.pad_value = 1_000_000 + (self.hash or 0) % (1 << 30)
+
+
+class ItemOf0518:
+    pad_value: int | None = None
+
+    def set_hash(self, value: int) -> None:
+        self.pad_value = 1_000_000 + value % (1 << 30)
+
+
+class ItemOf0523:
+    pad_values: tuple[int, ...] | None = None
+
+    def set_hash(self, value: int) -> None:
+        self.pad_values = pad_values(KeyScheme.SGLANG_WIDE, MediaId(value))
+
+
+@pytest.mark.parametrize(
+    ("item", "scheme"),
+    [
+        (ItemOf0513(), KeyScheme.SGLANG_SINGLE),
+        (ItemOf0518(), KeyScheme.SGLANG_SINGLE),
+        (ItemOf0523(), KeyScheme.SGLANG_WIDE),
+    ],
+)
+def test_each_releases_item_is_asked_in_its_own_way(item: Any, scheme: KeyScheme) -> None:
+    assert matching_scheme(item_pads(item, PROBE_ID), PROBE_ID) is scheme
+
+
+def test_an_item_of_no_known_form_is_said_to_be_so() -> None:
+    with pytest.raises(AttributeError):
+        item_pads(SimpleNamespace(), PROBE_ID)
