@@ -10,17 +10,12 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import AsyncGenerator, Sequence
-from pathlib import Path
 from typing import Any
 
 from deployments.config import EngineConfig
 from deployments.engines.base import EngineGone, ServingEngine
-from deployments.engines.ports import PortPair, claim_ports
 from deployments.engines.sglang_args import (
-    TOPIC,
     Unsupported,
     engine_args,
     engine_environment,
@@ -29,15 +24,15 @@ from deployments.engines.sglang_args import (
     publishes_events,
     sampling_params,
 )
+from deployments.engines.sglang_layouts import layouts
 from deployments.engines.sglang_media import (
     MediaKeys,
-    layouts,
     probe_media_keys,
     probe_prompt,
     request_fields,
 )
 from deployments.engines.sglang_output import StreamReader
-from deployments.engines.sglang_process import SglangProcess, server_fields
+from deployments.engines.sglang_process import Listening, SglangProcess, server_fields
 from deployments.engines.sglang_video import ClipProcessor, images_first
 from deployments.protocol import EngineMessage, EngineRequest, Failed, NotHeld
 from processors import LayoutOptions, ModelFiles, layout_for
@@ -50,7 +45,6 @@ __all__ = ["SglangEngine"]
 log = logging.getLogger("sightline.deployments")
 
 LOAD_PERIOD_S = 0.1
-_FOLDER_PREFIX = "sightline-kv-"
 #: Without media there is nothing to pad, and the scheme is as good as any other.
 TEXT_ONLY = MediaKeys(KeyScheme.SGLANG_WIDE, False)
 
@@ -58,11 +52,11 @@ TEXT_ONLY = MediaKeys(KeyScheme.SGLANG_WIDE, False)
 class SglangEngine(ServingEngine):
     """A running `sglang.Engine` (tokenizer here, scheduler and detokenizer in child processes)."""
 
-    def __init__(self, process: SglangProcess, args: dict[str, Any], ports: PortPair | None) -> None:
+    def __init__(self, process: SglangProcess, args: dict[str, Any], listening: Listening) -> None:
         self._process = process
         self._manager = process.engine.tokenizer_manager
         self._args = args
-        self._ports = ports  # keeps the claim on the ports
+        self._listening = listening
         self._keys = TEXT_ONLY
         self._clips: ClipProcessor | None = None
         self._layouts: tuple[LayoutContract, ...] = ()
@@ -74,11 +68,15 @@ class SglangEngine(ServingEngine):
     async def start(cls, config: EngineConfig) -> SglangEngine:
         for name, value in engine_environment(config).items():
             os.environ.setdefault(name, value)
-        ports = claim_ports(config.kv_events_port_base) if config.kv_events_port_base else None
-        args = engine_args(config, _listen_at(ports))
-        args = known_args(args, config.engine_args, await asyncio.to_thread(server_fields))
-        process = await asyncio.to_thread(SglangProcess.start, args)
-        engine = cls(process, args, ports)
+        listening = Listening.at(config.kv_events_port_base)
+        try:
+            args = engine_args(config, listening.source)
+            args = known_args(args, config.engine_args, await asyncio.to_thread(server_fields))
+            process = await asyncio.to_thread(SglangProcess.start, args)
+        except BaseException:
+            listening.stop()
+            raise
+        engine = cls(process, args, listening)
         try:
             if config.enable_multimodal and engine._manager.mm_processor is not None:
                 await engine._probe(config.model)
@@ -238,25 +236,7 @@ class SglangEngine(ServingEngine):
         if self._load_watch is not None:
             self._load_watch.get_loop().call_soon_threadsafe(self._load_watch.cancel)
         self._process.stop()
-        _remove_sockets(self._args)
-
-
-def _listen_at(ports: PortPair | None) -> EventSource:
-    """Sockets in a folder of their own: nobody outside this node, and no port that could be taken."""
-    if ports is not None:
-        return EventSource(f"tcp://*:{ports.events}", f"tcp://*:{ports.replay}", TOPIC)
-    folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
-    return EventSource(f"ipc://{folder}/events", f"ipc://{folder}/replay", TOPIC)
-
-
-def _remove_sockets(args: dict[str, Any]) -> None:
-    """The folder that `_listen_at` made, if it did."""
-    if not publishes_events(args):
-        return
-    endpoint = event_source(args).endpoint
-    folder = Path(endpoint.removeprefix("ipc://")).parent
-    if endpoint.startswith("ipc://") and folder.name.startswith(_FOLDER_PREFIX):
-        shutil.rmtree(folder, ignore_errors=True)
+        self._listening.stop()
 
 
 def _kv_groups(model_config: Any) -> tuple[KvGroup, ...]:

@@ -22,27 +22,18 @@ from typing import Any
 
 from PIL import Image
 
-from deployments.engines.sglang_video import ClipProcessor, ItemsMiscounted, clip_requests, foreseen_ids
-from processors import FamilyLayout, LayoutOptions, ModelFiles, Shape, layout_for
+from processors import FamilyLayout, ModelFiles, Shape
 from router.pads import pad_values
-from sightline_types import (
-    DegradeReason,
-    ImageSize,
-    KeyScheme,
-    LayoutContract,
-    MediaId,
-    Modality,
-    VideoShape,
-)
+from sightline_types import ImageSize, KeyScheme, MediaId, Modality, VideoShape
 
 __all__ = [
     "MediaKeys",
     "item_pads",
-    "layouts",
     "matching_scheme",
     "probe_media_keys",
     "probe_prompt",
     "request_fields",
+    "run_processor",
 ]
 
 log = logging.getLogger("sightline.deployments")
@@ -50,11 +41,6 @@ log = logging.getLogger("sightline.deployments")
 #: Any identity will do; this one has no two equal halves and its highest bit set.
 PROBE_ID = MediaId(0xC0FFEE_0123456789)
 PROBE_SIZE = ImageSize(64, 64)
-#: Slim, small, half-even, larger: what a processor's rounding shows in.
-SIZES = tuple(
-    ImageSize(width, height)
-    for width, height in ((28, 28), (42, 70), (80, 48), (200, 200), (640, 480), (600, 10), (1081, 723))
-)
 MAX_PROMPT_TOKENS = 1 << 20
 
 
@@ -133,12 +119,12 @@ async def _fault(manager: Any, token_ids: Sequence[int]) -> str:
     """Why hashes must not be sent; empty where they may (now)."""
     processor = manager.mm_processor
     try:
-        output = await run_processor(processor, token_ids, PROBE_SIZE)
+        output = await run_processor(processor, token_ids, [PROBE_SIZE])
         if not hasattr(output, "padded_input_ids"):
             return ""  # a release without early padding
         # Some requests of a model take the path and others do not, hence whether or not this one did.
         _drop_early_pads(processor)
-        output = await run_processor(processor, token_ids, PROBE_SIZE)
+        output = await run_processor(processor, token_ids, [PROBE_SIZE])
     except (ValueError, NotImplementedError) as error:
         return f"the model's processor in this SGLang refuses our identities: {error}"
     if output.padded_input_ids is None:
@@ -146,20 +132,20 @@ async def _fault(manager: Any, token_ids: Sequence[int]) -> str:
     return "this SGLang pads pictures before it takes our identities, and cannot be kept from it"
 
 
-async def run_processor(processor: Any, token_ids: Sequence[int], size: ImageSize) -> Any:
-    """What the engine's own processor makes of a prompt with a picture of this size.
+async def run_processor(processor: Any, token_ids: Sequence[int], sizes: Sequence[ImageSize]) -> Any:
+    """What the engine's own processor makes of a prompt with pictures of these sizes.
 
     Raises:
         ValueError: the processor refuses it.
     """
     from sglang.srt.managers.io_struct import GenerateReqInput
 
-    picture = Image.new("RGB", (size.width, size.height))
-    request = GenerateReqInput(input_ids=list(token_ids), image_data=[picture])
+    pictures = [Image.new("RGB", (size.width, size.height)) for size in sizes]
+    request = GenerateReqInput(input_ids=list(token_ids), image_data=pictures)
     if "mm_hashes" in request_fields():
-        request.mm_hashes = [PROBE_ID.hex]
+        request.mm_hashes = [PROBE_ID.hex] * len(pictures)
     return await processor.process_mm_data_async(
-        image_data=[picture],
+        image_data=pictures,
         audio_data=None,
         input_text=list(token_ids),
         request_obj=request,
@@ -194,75 +180,3 @@ def probe_prompt(
         modality = Modality.VIDEO if isinstance(shape, VideoShape) else Modality.IMAGE
         prompt += [layout.placeholders[modality], *text]
     return prompt
-
-
-async def layouts(
-    processor: Any, files: ModelFiles, keys: MediaKeys, clips: ClipProcessor | None
-) -> tuple[LayoutContract, ...]:
-    """The layouts of requests with pictures, with clips, and with both, as this engine really makes them.
-
-    clips: None where the engine is given none.
-    """
-    layout = layout_for(files, LayoutOptions(engine="sglang"))
-    if layout is None or Modality.IMAGE not in layout.placeholders:
-        reason = DegradeReason.UNSUPPORTED_FAMILY
-        return (LayoutContract(files.model_type, "", False, reason, "no layout is known for this family"),)
-    pictures = await _of_pictures(processor, layout, files, keys)
-    contracts = [_contract(layout, (Modality.IMAGE,), keys, pictures)]
-    if clips is not None and Modality.VIDEO in layout.modalities:
-        detail = await _of_clips(processor, layout, files, keys, clips)
-        contracts.append(_contract(layout, (Modality.VIDEO,), keys, detail))
-        contracts.append(_contract(layout, (Modality.IMAGE, Modality.VIDEO), keys, pictures or detail))
-    return tuple(contracts)
-
-
-def _contract(
-    layout: FamilyLayout, modalities: tuple[Modality, ...], keys: MediaKeys, detail: str
-) -> LayoutContract:
-    """detail: where this engine and the registry part; empty where they do not."""
-    fingerprint = layout.fingerprint(modalities)
-    family = layout.family if modalities == (Modality.IMAGE,) else f"{layout.family}+{'+'.join(modalities)}"
-    if not keys.is_exact:
-        return LayoutContract(family, fingerprint, False, DegradeReason.ENGINE_IDENTITY, keys.doubt)
-    if detail:
-        log.warning("family %s is not exact here: %s", family, detail)
-        return LayoutContract(family, fingerprint, False, DegradeReason.CONTRACT_MISMATCH, detail)
-    return LayoutContract(family, fingerprint, True)
-
-
-async def _of_pictures(processor: Any, layout: FamilyLayout, files: ModelFiles, keys: MediaKeys) -> str:
-    prompt = probe_prompt(layout, files)
-    for size in SIZES if keys.is_exact else ():
-        ours = foreseen_ids(layout, prompt, [size])
-        output = await run_processor(processor, prompt, size)
-        detail = _difference(ours, [int(token) for token in output.input_ids])
-        if detail:
-            return f"at {size} {detail}"
-    return ""
-
-
-async def _of_clips(
-    processor: Any, layout: FamilyLayout, files: ModelFiles, keys: MediaKeys, clips: ClipProcessor
-) -> str:
-    for shapes in clip_requests(layout) if keys.is_exact else ():
-        prompt = probe_prompt(layout, files, shapes)
-        ours = foreseen_ids(layout, prompt, shapes)
-        try:
-            detail = _difference(ours, await clips.engine_ids(processor, prompt, shapes))
-        except ItemsMiscounted as error:
-            detail = str(error)
-        if detail:
-            return f"at {', '.join(map(str, shapes))} {detail}"
-    return ""
-
-
-def _difference(ours: list[int] | None, theirs: list[int] | None) -> str:
-    """None: a refusal."""
-    if ours == theirs:
-        return ""
-    if ours is None or theirs is None:
-        refuses = "this engine refuses" if theirs is None else "this engine does not refuse"
-        return f"{refuses}, unlike the registry"
-    if len(theirs) == len(ours):
-        return "this engine makes other tokens than the registry"
-    return f"this engine makes {len(theirs)} tokens, the registry {len(ours)}"

@@ -1,4 +1,4 @@
-"""An `sglang.Engine` on a thread that lives as long as it does, and its child processes."""
+"""An `sglang.Engine` on a thread that lives as long as it does, its child processes and its sockets."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import atexit
 import contextlib
 import inspect
 import os
+import shutil
 import signal
+import tempfile
 import threading
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Self
 
+from deployments.engines.ports import PortPair, claim_ports
 from deployments.engines.reaper import start_time
+from deployments.engines.sglang_args import TOPIC
+from router.relay import EventSource
 
-__all__ = ["SglangProcess", "server_fields"]
+__all__ = ["Listening", "SglangProcess", "server_fields"]
 
 STOP_TIMEOUT_S = 10.0
 
@@ -24,6 +30,32 @@ def server_fields() -> frozenset[str]:
     from sglang.srt.server_args import ServerArgs
 
     return frozenset(inspect.signature(ServerArgs).parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where the publishers are told to listen.
+
+    folder: of the sockets, where they are files: nobody outside this node, and no port that could be taken.
+    ports: keeps the claim on them, where they are.
+    """
+
+    source: EventSource
+    folder: str | None = None
+    ports: PortPair | None = None
+
+    @classmethod
+    def at(cls, port_base: int | None) -> Listening:
+        if port_base is None:
+            folder = tempfile.mkdtemp(prefix="sightline-kv-")
+            return cls(EventSource(f"ipc://{folder}/events", f"ipc://{folder}/replay", TOPIC), folder=folder)
+        ports = claim_ports(port_base)
+        source = EventSource(f"tcp://*:{ports.events}", f"tcp://*:{ports.replay}", TOPIC)
+        return cls(source, ports=ports)
+
+    def stop(self) -> None:
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class SglangProcess:

@@ -25,6 +25,7 @@ __all__ = [
     "ClipProcessor",
     "ItemsMiscounted",
     "ReadyRequest",
+    "check_count",
     "clip_requests",
     "foreseen_ids",
     "images_first",
@@ -50,6 +51,15 @@ _FIELDS = {
 
 class ItemsMiscounted(Exception):
     """SGLang counts other items than the request has: it would drop all identities."""
+
+
+def check_count(output: Any, shapes: Sequence[Shape]) -> None:
+    """
+    Raises:
+        ItemsMiscounted: SGLang's processor made other than one item of each.
+    """
+    if len(output.mm_items) != len(shapes):
+        raise ItemsMiscounted(f"SGLang finds {len(output.mm_items)} items in a request with {len(shapes)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +123,7 @@ class ClipProcessor:
             request_obj=request,
             max_req_input_len=MAX_PROMPT_TOKENS,
         )
-        if len(output.mm_items) != len(shapes):
-            raise ItemsMiscounted(
-                f"SGLang finds {len(output.mm_items)} items in a request with {len(shapes)}"
-            )
+        check_count(output, shapes)
         return [int(token) for token in output.input_ids]
 
     def _ready(self, token_ids: Sequence[int], media: Sequence[Image.Image | DecodedVideo]) -> ReadyRequest:

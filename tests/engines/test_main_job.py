@@ -11,6 +11,8 @@ from tests.engines.service import QUESTION, Service, image_part, messages
 
 #: A prompt of these tests: full blocks before its first picture, under the picture, and behind it.
 MIN_BLOCKS_BEFORE, MIN_PICTURE_BLOCKS, MIN_BLOCKS_AFTER = 3, 3, 2
+#: With fewer tokens than these the chat template begins every prompt: a page of one token holds them.
+TEMPLATE_HEAD = 10
 
 
 def assert_speaks_for_itself(service: Service, answer, first_media_block: int | None = None) -> None:
@@ -33,7 +35,7 @@ def test_a_repeated_picture_reaches_the_replica_that_holds_it(
     turns = messages(image_part(url), QUESTION, system="Unlike any other. " * 30)
     first = service.ask_exact(turns)
     assert_speaks_for_itself(service, first)
-    assert first.overlap == 0
+    assert first.overlap * service.block < TEMPLATE_HEAD
     again = service.ask_exact(turns)
     assert again.worker == first.worker
     assert again.overlap >= 6
@@ -96,7 +98,11 @@ def test_two_pictures_in_swapped_order_earn_no_false_credit(
 def test_the_last_block_is_counted_as_the_engine_counts_it(
     service: Service, pictures: PictureServer, remainder: int
 ) -> None:
-    """n mod B = 0: the engine computes the whole last block again; n mod B = 1: it does not."""
+    """n mod B = 0: the engine computes the whole last block again; n mod B = 1: it does not.
+
+    With blocks of one token both are the one case.
+    """
+    remainder %= service.block
     url = pictures.put("edge.png", make.png(108))
     for words in range(2 * service.block):
         turns = messages(image_part(url), QUESTION + " a" * words)

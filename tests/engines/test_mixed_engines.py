@@ -5,9 +5,11 @@ The SGLang pool, with pages of one token, runs the main job's list: the tests th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from app.tiny_models import tiny_model
@@ -16,7 +18,7 @@ from tests.engines.conftest import app_args
 from tests.engines.pictures import PictureServer
 from tests.engines.service import QUESTION, Service, deploy, image_part, messages
 from tests.engines.test_eviction import test_through_evictions_the_view_is_the_engines_own as test_evictions
-from tests.engines.test_failures import router_actors
+from tests.engines.test_failures import replica_pids, router_actors
 from tests.engines.test_failures import (
     test_a_client_that_goes_away_frees_the_engine_and_the_booking as test_abort,
 )
@@ -63,11 +65,23 @@ REPLICAS = {"vllm": 1, "sglang": 2}
 
 
 @pytest.fixture(scope="module")
-def services(ray_url: str, models: Path) -> Iterator[dict[str, Service]]:
+def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As another environment would have one of its own: it says which it is."""
+    script = tmp_path_factory.mktemp("environment") / "python"
+    script.write_text(f'#!/bin/sh\nSIGHTLINE_TEST_ENVIRONMENT=own exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture(scope="module")
+def services(ray_url: str, models: Path, interpreter: Path) -> Iterator[dict[str, Service]]:
     from ray import serve
 
     vllm = app_args(models, num_workers=1, model=str(tiny_model("qwen2_5_vl", models)))
-    sglang = sglang_args(models) | {"block_size": 1}
+    sglang = sglang_args(models) | {
+        "block_size": 1,
+        "engine_runtime_env": {"py_executable": str(interpreter)},
+    }
     pools = {
         name: deploy(
             args | {"served_model_name": f"on-{name}"},
@@ -119,6 +133,14 @@ def test_a_pool_does_not_serve_the_others_model(services: dict[str, Service]) ->
 def test_each_pool_has_a_router_of_its_own(services: dict[str, Service]) -> None:
     names = sorted(name.split(":")[1] for name in router_actors())
     assert names == ["mixed-sglang", "mixed-vllm"]
+
+
+def test_a_pools_engines_run_on_the_interpreter_that_it_names(services: dict[str, Service]) -> None:
+    found = {
+        name: {psutil.Process(pid).environ().get("SIGHTLINE_TEST_ENVIRONMENT") for pid in pids.values()}
+        for name, pids in ((name, replica_pids(service)) for name, service in services.items())
+    }
+    assert found == {"vllm": {None}, "sglang": {"own"}}
 
 
 def test_a_page_has_one_token(service: Service) -> None:

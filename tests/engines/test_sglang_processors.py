@@ -11,7 +11,8 @@ from typing import Any
 from app.tiny_models import tiny_model
 from deployments.config import EngineConfig
 from deployments.engines.sglang_args import engine_args, engine_environment
-from deployments.engines.sglang_media import MediaKeys, layouts
+from deployments.engines.sglang_layouts import layouts
+from deployments.engines.sglang_media import MediaKeys
 from deployments.engines.sglang_video import ClipProcessor
 from processors import LayoutOptions, ModelFiles, layout_for
 from router.relay import EventSource

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.build import engine_config, engine_resources, with_model
+from app.build import _engine_deployment, engine_config, engine_resources, with_model
 from app.settings import Settings
 
 
@@ -87,3 +87,10 @@ def test_the_engine_is_told_its_ranks() -> None:
 
 def test_the_engine_is_told_the_executor() -> None:
     assert engine_config(settings(tensor_parallel_size=8), "gpu").executor == "mp"
+
+
+def test_engine_replicas_run_in_the_environment_that_their_pool_names() -> None:
+    environment = {"py_executable": "/opt/sglang/bin/python"}
+    deployment = _engine_deployment(settings(engine="sglang", engine_runtime_env=environment), "cpu")
+    assert deployment.ray_actor_options == {"num_cpus": 0.5, "runtime_env": environment}
+    assert "runtime_env" not in _engine_deployment(settings(), "cpu").ray_actor_options

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from deployments.engines.sglang_process import SglangProcess
+from deployments.config import EngineConfig
+from deployments.engines.sglang import SglangEngine
+from deployments.engines.sglang_process import Listening, SglangProcess
 
 
 def process(settled: Any = None, *, context: int = 512, capacity: int = 4096) -> SglangProcess:
@@ -39,3 +43,28 @@ def test_the_longest_request_is_what_sglang_does_not_shorten(
 ) -> None:
     """Measured on 0.5.23 with a context of 512: the answer to 210 tokens ends at 300, whatever is asked."""
     assert process(context=context, capacity=capacity).max_request_tokens == longest
+
+
+def test_sockets_lie_in_a_folder_of_their_own_that_goes_with_them() -> None:
+    first, second = Listening.at(None), Listening.at(None)
+    assert first.source.endpoint != second.source.endpoint
+    for listening in (first, second):
+        folder = Path(listening.source.endpoint.removeprefix("ipc://")).parent
+        assert folder.is_dir()
+        listening.stop()
+        assert not folder.exists()
+
+
+async def test_an_engine_that_does_not_start_leaves_no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def refuse(args: dict[str, Any]) -> SglangProcess:
+        given.append(args)
+        raise RuntimeError("no such model")
+
+    monkeypatch.setattr("deployments.engines.sglang.server_fields", frozenset)
+    monkeypatch.setattr(SglangProcess, "start", refuse)
+    with pytest.raises(RuntimeError, match="no such model"):
+        await SglangEngine.start(EngineConfig(model="m", engine="sglang", accelerator="gpu"))
+    endpoint = json.loads(given[0]["kv_events_config"])["endpoint"]
+    assert not Path(endpoint.removeprefix("ipc://")).parent.exists()

@@ -10,7 +10,8 @@ import pytest
 from golden import files, golden, known_layout
 from PIL import Image
 
-from deployments.engines.sglang_media import MediaKeys, layouts, probe_prompt
+from deployments.engines.sglang_layouts import layouts
+from deployments.engines.sglang_media import MediaKeys
 from deployments.engines.sglang_video import ClipProcessor, foreseen_ids, images_first
 from processors import DecodedVideo, ModelFiles, Shape
 from processors.families.qwen2_vl import Qwen2VLLayout
@@ -142,10 +143,13 @@ async def test_clips_are_exact_where_the_engine_agrees_and_by_name_where_it_does
     model = qwen_files("qwen3_vl")
     layout = known_layout(model, engine="sglang")
 
-    async def run(_: Any, token_ids: list[int], size: ImageSize) -> Any:
-        return SimpleNamespace(input_ids=foreseen_ids(layout, probe_prompt(layout, model), [size]))
+    async def run(_: Any, token_ids: list[int], sizes: tuple[ImageSize, ...]) -> Any:
+        ids = foreseen_ids(layout, token_ids, sizes)
+        if ids is None:
+            raise ValueError("refused")
+        return SimpleNamespace(input_ids=ids, mm_items=sizes)
 
-    monkeypatch.setattr("deployments.engines.sglang_media.run_processor", run)
+    monkeypatch.setattr("deployments.engines.sglang_layouts.run_processor", run)
     keys = MediaKeys(KeyScheme.SGLANG_WIDE, True)
     found = await layouts(None, model, keys, Engine(layout, more))  # type: ignore[arg-type]
     assert [one.exact for one in found] == [True, not more, not more]
