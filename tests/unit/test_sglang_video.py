@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,3 +157,25 @@ async def test_clips_are_exact_where_the_engine_agrees_and_by_name_where_it_does
     if more:
         assert {one.reason for one in found[1:]} == {DegradeReason.CONTRACT_MISMATCH}
         assert "tokens, the registry" in found[1].detail
+
+
+@pytest.mark.parametrize(
+    ("fault", "detail"),
+    [("merges", "640x480.*finds 1 items in a request with 3"), ("refuses", "refuses, unlike the registry")],
+)
+async def test_pictures_that_sglang_takes_otherwise_are_not_exact_and_the_request_is_named(
+    fault: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = qwen_files("qwen3_vl")
+    layout = known_layout(model, engine="sglang")
+
+    async def run(_: Any, token_ids: list[int], sizes: tuple[ImageSize, ...]) -> Any:
+        ids = foreseen_ids(layout, token_ids, sizes)
+        if ids is None or (fault == "refuses" and sizes[0].width == 3000):
+            raise ValueError("refused")
+        return SimpleNamespace(input_ids=ids, mm_items=sizes[:1] if fault == "merges" else sizes)
+
+    monkeypatch.setattr("deployments.engines.sglang_layouts.run_processor", run)
+    (found,) = await layouts(None, model, MediaKeys(KeyScheme.SGLANG_WIDE, True), None)
+    assert (found.exact, found.reason) == (False, DegradeReason.CONTRACT_MISMATCH)
+    assert re.search(detail, found.detail), found.detail
