@@ -198,7 +198,8 @@ def sampling_params(sampling: Sampling, *, is_deterministic: bool) -> dict[str, 
     Raises:
         Unsupported: a parameter that would be ignored.
     """
-    if sampling.seed is not None and not is_deterministic:
+    is_sampled = sampling.temperature != 0 and sampling.top_k != 1
+    if sampling.seed is not None and is_sampled and not is_deterministic:
         raise Unsupported(
             f"seed={sampling.seed}: this engine (SGLang) honours a seed only with "
             "enable_deterministic_inference among its engine_args; leave seed out"

@@ -116,7 +116,7 @@ def test_processor_options_are_refused_in_the_engines_name(service: Service, pic
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"seed": 7}, "seed=7"),
+        ({"seed": 7, "temperature": 1.0}, "enable_deterministic_inference"),
         ({"stop_token_ids": [5], "ignore_eos": True}, "stop_token_ids"),
         ({"min_tokens": 2, "stop": ["x"]}, "min_tokens"),
         ({"repetition_penalty": 3.0}, "repetition_penalty"),

@@ -162,6 +162,11 @@ def test_a_seed_that_sglang_would_ignore_is_refused_with_the_way_out() -> None:
         sampling_params(Sampling(seed=3), is_deterministic=False)
 
 
+@pytest.mark.parametrize("greedy", [{"temperature": 0.0}, {"top_k": 1}])
+def test_a_seed_that_cannot_change_the_answer_is_taken(greedy) -> None:
+    assert sampling_params(Sampling(seed=3, **greedy), is_deterministic=False)["max_new_tokens"] is None
+
+
 @pytest.mark.parametrize(
     ("sampling", "name"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from deployments.config import EngineConfig
 from deployments.engines.sglang import SglangEngine
 from deployments.engines.sglang_process import Listening, SglangProcess
+from sightline_types import EngineLoad
 
 
 def process(settled: Any = None, *, context: int = 512, capacity: int = 4096) -> SglangProcess:
@@ -68,3 +70,27 @@ async def test_an_engine_that_does_not_start_leaves_no_sockets(monkeypatch: pyte
         await SglangEngine.start(EngineConfig(model="m", engine="sglang", accelerator="gpu"))
     endpoint = json.loads(given[0]["kv_events_config"])["endpoint"]
     assert not Path(endpoint.removeprefix("ipc://")).parent.exists()
+
+
+async def test_a_load_that_nobody_reads_any_more_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Manager:
+        reads = 0
+
+        async def get_loads(self) -> list[Any]:
+            self.reads += 1
+            if self.reads > 1:
+                raise OSError("no shared memory")
+            return [SimpleNamespace(num_running_reqs=2, num_waiting_reqs=1, token_usage=0.5)]
+
+    engine = SglangEngine.__new__(SglangEngine)
+    engine._manager, engine._process, engine._load = Manager(), process(), None
+    engine._process._children = {}
+    watch = asyncio.get_running_loop().create_task(engine._watch_load())
+    watch.add_done_callback(engine._forget_load)
+    while engine.load() is None:
+        await asyncio.sleep(0)
+    assert engine.load() == EngineLoad(2, 1, 0.5)
+    await asyncio.wait([watch])
+    await asyncio.sleep(0)
+    assert engine.load() is None
+    assert "no shared memory" in caplog.text
