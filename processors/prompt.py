@@ -183,7 +183,10 @@ class PromptBuilder:
             if found != expected:
                 name = self._files.tokenizer.convert_ids_to_tokens(token)
                 message = f"the prompt holds {found} x {name} for {expected} media items"
-                message += f"; do not write {name} in text"
+                advice = f"do not write {name} in text"
+                if found < expected:
+                    advice = "the model's chat template does not place them; give it one that does"
+                message += f"; {advice}"
                 raise RequestError(message, param="messages", code="placeholder_mismatch")
 
     def _modalities_of(self, token: int) -> frozenset[Modality]:

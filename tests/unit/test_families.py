@@ -80,8 +80,9 @@ def test_pruned_clips_are_the_engines_ids(family: str) -> None:
         assert run_lengths(pruned.replacement(clip_of(row)).ids) == row["pruned_rle"]
 
 
-def test_pruning_keeps_as_many_tokens_as_the_engine() -> None:
-    for row in golden("qwen3_vl")["evs_count"]:
+@pytest.mark.parametrize("family", (*TIMED, "nemotron_omni"))
+def test_pruning_keeps_as_many_tokens_as_the_engine(family: str) -> None:
+    for row in golden(family)["evs_count"]:
         kept = retained_tokens(row["tokens_per_group"], row["num_groups"], row["video_pruning_rate"])
         assert kept == row["retained"]
 

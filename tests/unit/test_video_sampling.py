@@ -37,11 +37,22 @@ def test_our_rule_is_even_and_ends_with_the_last_frame(total: int, fps: float, m
     assert len(indices) == 1 or indices[-1] == total - 1
 
 
-@pytest.mark.parametrize("row", golden("qwen3_vl")["sampling"], ids=lambda row: str(row["total_num_frames"]))
+@pytest.mark.parametrize(
+    "row",
+    [*golden("qwen3_vl")["sampling"], *golden("qwen3_5")["sampling"]],
+    ids=lambda row: str(row["total_num_frames"]),
+)
 def test_the_loaders_rules_are_the_engines(row: dict[str, object]) -> None:
     total, fps = int(str(row["total_num_frames"])), float(str(row["fps"]) if row["fps"] else 24)
     assert list(frame_indices(Sampling("qwen3_vl", 768), total, fps)) == row["qwen3_vl_loader_default"]
     assert list(frame_indices(Sampling("opencv", 32), total, fps)) == row["opencv_loader_num_frames_32"]
+
+
+def test_nemotrons_loader_samples_as_opencvs() -> None:
+    assert loader_rule("vllm", {}) == "opencv"
+    for row in golden("nemotron_omni")["sampling"]:
+        indices = frame_indices(Sampling("opencv", 32), row["total_num_frames"], row["fps"])
+        assert list(indices) == row["nemotron_vl_loader_num_frames_32"]
 
 
 def test_num_frames_is_a_maximum_for_a_loaders_rule_too() -> None:
