@@ -106,19 +106,34 @@ def _expansion(
     """
     if not plans:
         return Expansion(chat.array, (), len(chat.token_ids))
-    if layout is not None and not _are_in_order(chat, items, layout):
+    if layout is not None and not _are_in_order(chat, placeholder_ids, items, layout):
         raise ValueError("the template writes pictures and clips in another order than the request")
+    if layout is None or not _knows_all(layout, items):
+        return expand(chat.array, placeholder_ids, plans)
     # A layout of its own may ask for more of a sequence than an array gives.
-    return layout.expand(chat.token_ids, plans) if layout else expand(chat.array, placeholder_ids, plans)
+    return layout.expand(chat.token_ids, plans)
 
 
-def _are_in_order(chat: TokenizedChat, items: Sequence[MediaItem], layout: FamilyLayout) -> bool:
+def _knows_all(layout: FamilyLayout, items: Sequence[MediaItem]) -> bool:
+    """Whether the layout knows what stands for every kind of item; those that it does not are refused."""
+    known = {*layout.placeholders, *layout.placeholder_texts}
+    return known.issuperset(item.modality for item in items)
+
+
+def _are_in_order(
+    chat: TokenizedChat, placeholder_ids: Collection[int], items: Sequence[MediaItem], layout: FamilyLayout
+) -> bool:
     """Whether each placeholder is of its item's modality: some templates write all pictures first."""
-    own = layout.placeholders
-    if any(item.modality not in own for item in items) or len({item.modality for item in items}) < 2:
+    if len({item.modality for item in items}) < 2:
         return True
-    tokens = [own[item.modality] for item in items]
-    return bool(np.array_equal(chat.array[np.isin(chat.array, tokens)], tokens))
+    own, tokens = layout.placeholders, set(layout.placeholders.values())
+    found = chat.array[np.isin(chat.array, list(placeholder_ids))].tolist()
+    if len(found) != len(items):
+        return True  # refused for that, or by a layout of its own
+    return all(
+        own[item.modality] == token if item.modality in own else token not in tokens
+        for item, token in zip(items, found, strict=True)
+    )
 
 
 def _first_turn(chat: TokenizedChat, placeholder_ids: Collection[int], expansion: Expansion) -> int:

@@ -79,8 +79,17 @@ class ModelFiles:
     @property
     def media_token_ids(self) -> tuple[int, ...]:
         """Every token that stands for a media item; a user's text must not contain their names."""
-        names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
-        found = (self.config.get(name) for name in names)
+        return self._tokens("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+
+    @property
+    def video_token_ids(self) -> tuple[int, ...]:
+        """Those of them that stand for a video."""
+        return self._tokens("video_token_id", "video_token_index")
+
+    def _tokens(self, *names: str) -> tuple[int, ...]:
+        thinker = self.config.get("thinker_config")  # of Omni models
+        sections = [self.config, *([thinker] if isinstance(thinker, dict) else [])]
+        found = (section.get(name) for section in sections for name in names)
         return tuple(dict.fromkeys(token for token in found if isinstance(token, int)))
 
 

@@ -65,7 +65,8 @@ class PromptBuilder:
         self._fetcher = fetcher
         self._executor = executor
         self._layout = layout_for(files, layout_options)
-        self._placeholder_ids = _placeholder_ids(files, self._layout)
+        self._unplaced_videos = _unplaced_videos(files, self._layout)
+        self._placeholder_ids = _placeholder_ids(files, self._layout) | self._unplaced_videos
         media_tokens = [*files.media_token_ids, *self._placeholder_ids]
         self._template = ChatTemplate(
             files.tokenizer,
@@ -192,7 +193,10 @@ class PromptBuilder:
     def _modalities_of(self, token: int) -> frozenset[Modality]:
         """The modalities whose items this token stands for."""
         own = self._layout.placeholders if self._layout else {}
-        return frozenset(modality for modality, placeholder in own.items() if placeholder == token)
+        found = {modality for modality, placeholder in own.items() if placeholder == token}
+        if token in self._unplaced_videos:
+            found.add(Modality.VIDEO)
+        return frozenset(found)
 
     async def _off_loop(self, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         loop = asyncio.get_running_loop()
@@ -212,6 +216,13 @@ def _placeholder_ids(files: ModelFiles, layout: FamilyLayout | None) -> frozense
     if layout is not None:
         return frozenset(layout.placeholders.values())
     return frozenset(files.media_token_ids)
+
+
+def _unplaced_videos(files: ModelFiles, layout: FamilyLayout | None) -> frozenset[int]:
+    """The model's own tokens for videos, where its layout knows pictures only."""
+    if layout is None or Modality.VIDEO in {*layout.placeholders, *layout.placeholder_texts}:
+        return frozenset()
+    return frozenset(files.video_token_ids) - frozenset(layout.placeholders.values())
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

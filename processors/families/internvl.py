@@ -106,7 +106,7 @@ class InternVLLayout(FamilyLayout):
     def expand(self, token_ids: Sequence[int], replacements: Sequence[Replacement | Refusal]) -> Expansion:
         if self.family != "internvl_chat":
             return super().expand(token_ids, replacements)
-        return expand_text(self.tokenizer, token_ids, _TEXT, replacements)
+        return expand_text(self.tokenizer, token_ids, _TEXT, replacements, self.image_id)
 
 
 def layout(source: Source) -> InternVLLayout | None:

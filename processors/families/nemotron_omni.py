@@ -176,7 +176,7 @@ class NemotronLayout(FamilyLayout):
         """A clip's placeholder is text; a picture's is a token, and beside one no clip is exact."""
         if self.tokenizer is None or len(replacements) != 1 or self.image_id in token_ids:
             return super().expand(token_ids, replacements)
-        return expand_text(self.tokenizer, token_ids, _CLIP_TEXT, replacements)
+        return expand_text(self.tokenizer, token_ids, _CLIP_TEXT, replacements, self.image_id)
 
 
 def layout(source: Source) -> NemotronLayout | None:

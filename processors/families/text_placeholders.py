@@ -22,8 +22,11 @@ def expand_text(
     token_ids: Sequence[int],
     placeholder: str,
     replacements: Sequence[Replacement | Refusal],
+    soft_id: int,
 ) -> Expansion:
     """Put each replacement in the place of its text; the prompt is exact up to the first refused item.
+
+    soft_id: what the encoder fills; it stands between other special tokens only.
 
     Raises:
         ValueError: there are more or fewer placeholders than items, or no tokenizer to tell.
@@ -38,7 +41,7 @@ def expand_text(
     pieces = str(tokenizer.decode(ids)).split(placeholder)
     if len(pieces) != len(replacements) + 1:
         raise ValueError(f"{len(pieces) - 1} placeholders for {len(replacements)} media items")
-    return _retokenized(tokenizer, pieces, placeholder, replacements)
+    return _retokenized(tokenizer, pieces, placeholder, replacements, soft_id)
 
 
 def _joined(
@@ -63,27 +66,36 @@ def _retokenized(
     pieces: Sequence[str],
     placeholder: str,
     replacements: Sequence[Replacement | Refusal],
+    soft_id: int,
 ) -> Expansion:
     """What is found again in the new ids, in order, is placed; a refused item ends what is exact."""
-    text, known = pieces[0], list[Replacement]()
-    rest = ""
+    text, known, rest = pieces[0], list[Replacement](), ""
     for number, (item, piece) in enumerate(zip(replacements, pieces[1:], strict=True)):
         if isinstance(item, Refusal):
             rest = placeholder + placeholder.join(pieces[number + 1 :])
             break
         known.append(item)
-        text += str(tokenizer.decode(item.ids.tolist())) + piece
-    ids = _encoded(tokenizer, text)
+        text += str(tokenizer.decode(_folded(item, soft_id))) + piece
+    ids, unfolded = _encoded(tokenizer, text), list[int]()
     placed, done = list[PlacedItem](), 0
     for index, item in enumerate(known):
-        at = _find(ids, item.ids.tolist(), done)
+        folded = _folded(item, soft_id)
+        at = _find(ids, folded, done)
         if at is None:
             raise ValueError(f"item {index} is not found again in the prompt tokenized anew")
-        placed.append(PlacedItem(index, at, len(item.ids), item.embeds))
-        done = at + len(item.ids)
-    exact_until = len(ids)
-    ids += _encoded(tokenizer, rest) if rest else []
-    return Expansion(np.array(ids, dtype=np.int64), tuple(placed), exact_until)
+        unfolded += ids[done:at]
+        placed.append(PlacedItem(index, len(unfolded), len(item.ids), item.embeds))
+        unfolded += item.ids.tolist()
+        done = at + len(folded)
+    unfolded += ids[done:]
+    exact_until = len(unfolded)
+    unfolded += _encoded(tokenizer, rest) if rest else []
+    return Expansion(np.array(unfolded, dtype=np.int64), tuple(placed), exact_until)
+
+
+def _folded(item: Replacement, soft_id: int) -> list[int]:
+    """Without the run that the encoder fills: thousands of tokens that change nothing around them."""
+    return [token for token in item.ids.tolist() if token != soft_id]
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

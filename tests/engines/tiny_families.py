@@ -13,7 +13,7 @@ from tests.engines.tiny_family import TEXT, TOWER, Family, write_family
 from tests.engines.tiny_processor_kinds import PROCESSOR_ONLY
 
 #: In the folder's name: raise it when the files change.
-_VERSION = 4
+_VERSION = 5
 
 
 def family_folder(kind: str, root: Path) -> Path:

@@ -277,6 +277,8 @@ _OMNI_NAMES = dict(
 )
 #: The pictures' and clips' are in the tokenizer already.
 _OMNI3_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+#: One token, as in the real vocabularies: a placeholder before it is not found by its own ids.
+_END_OF_TAG = ">\n"
 _INTERNVL_TOKENS = ("<img>", "</img>", "<IMG_CONTEXT>")
 _GEMMA_TOKENS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
 
@@ -336,6 +338,7 @@ PROCESSOR_ONLY = {
         _internvl_chat,
         None,
         no_processor,
+        more=(_END_OF_TAG,),
         code={"configuration_internvl_chat.py": _INTERNVL_CODE},
     ),
     "nemotron": Family(
@@ -344,6 +347,7 @@ PROCESSOR_ONLY = {
         _nemotron,
         None,
         no_processor,
+        more=(_END_OF_TAG,),
         code={"configuration_nemotron.py": _NEMOTRON_CODE},
     ),
     "qwen2_5_omni": Family(

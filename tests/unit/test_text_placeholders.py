@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from picture_files import encoded, picture
 from test_prompt import Builders, ask, builders, folder
-from tiny_files import TEXT_TEMPLATE, tiny_tokenizer
+from tiny_files import TEMPLATE, TEXT_TEMPLATE, VIDEO_PAD, tiny_folder, tiny_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -21,6 +21,9 @@ from sightline_types import DegradeReason
 __all__ = ["builders", "folder"]  # fixtures
 
 SMALL = encoded(picture(width=112, height=112), "PNG")
+#: Of a template that has videos, too.
+CLIP_BRANCH = "{%- elif part.type == 'video' %}\n{{- '<|video_pad|>' }}\n"
+TEXT_BRANCH = "{%- else %}\n{{- part.text }}"
 START, PAD, END = 90, 91, 92
 PICTURE = Replacement(np.array([START, PAD, PAD, END], dtype=np.int64))
 UNKNOWN = Refusal(DegradeReason.SIZE_UNKNOWN)
@@ -40,7 +43,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def test_where_its_own_ids_are_found_they_are_replaced(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer.encode("a<image> b<image>")
-    expansion = expand_text(tokenizer, ids, "<image>", [PICTURE, PICTURE])
+    expansion = expand_text(tokenizer, ids, "<image>", [PICTURE, PICTURE], PAD)
     wanted = tokenizer.encode("a[start][pad][pad][end] b[start][pad][pad][end]")
     assert expansion.token_ids.tolist() == wanted
     assert [(p.index, p.offset, p.length) for p in expansion.placed] == [(0, 1, 4), (1, 7, 4)]
@@ -49,7 +52,7 @@ def test_where_its_own_ids_are_found_they_are_replaced(tokenizer: PreTrainedToke
 
 def test_where_they_are_not_the_prompt_is_tokenized_anew(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer.encode("a<image>\n<image>b")
-    expansion = expand_text(tokenizer, ids, "<image>", [PICTURE, PICTURE])
+    expansion = expand_text(tokenizer, ids, "<image>", [PICTURE, PICTURE], PAD)
     assert expansion.token_ids.tolist() == tokenizer.encode(
         "a[start][pad][pad][end]\n[start][pad][pad][end]b"
     )
@@ -58,7 +61,7 @@ def test_where_they_are_not_the_prompt_is_tokenized_anew(tokenizer: PreTrainedTo
 
 @pytest.mark.parametrize("text", ["a<image>b<image>c", "a<image>\nb<image>c"])
 def test_a_refused_item_ends_what_is_exact(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    expansion = expand_text(tokenizer, tokenizer.encode(text), "<image>", [PICTURE, UNKNOWN])
+    expansion = expand_text(tokenizer, tokenizer.encode(text), "<image>", [PICTURE, UNKNOWN], PAD)
     before = tokenizer.encode(text.replace("<image>", "[start][pad][pad][end]", 1).split("<image>")[0])
     assert expansion.token_ids.tolist()[: expansion.exact_until] == before
     assert len(expansion.token_ids) > expansion.exact_until
@@ -70,12 +73,12 @@ def test_another_number_of_texts_than_items_is_an_error(
     tokenizer: PreTrainedTokenizerFast, text: str
 ) -> None:
     with pytest.raises(ValueError, match="placeholders for 1 media items"):
-        expand_text(tokenizer, tokenizer.encode(text), "<image>", [PICTURE])
+        expand_text(tokenizer, tokenizer.encode(text), "<image>", [PICTURE], PAD)
 
 
 def test_without_a_tokenizer_it_cannot_be_told() -> None:
     with pytest.raises(ValueError, match="no tokenizer"):
-        expand_text(None, [1], "<image>", [PICTURE])
+        expand_text(None, [1], "<image>", [PICTURE], PAD)
 
 
 # In a request
@@ -119,6 +122,22 @@ async def test_a_placeholder_that_a_client_wrote_is_refused_beside_media(
     with pytest.raises(RequestError, match="leave it out"):
         await builder.prepare(ask("my <ima", SMALL, "ge> is"))
     assert (await builder.prepare(ask("my <image> is"))).is_exact
+
+
+async def test_a_clip_of_a_family_that_lays_out_pictures_only_is_served_by_name(
+    tmp_path: Path, builders: Builders
+) -> None:
+    template = TEMPLATE.replace(TEXT_BRANCH, CLIP_BRANCH + TEXT_BRANCH)
+    folder = tiny_folder(tmp_path, "glm4v", template=template, preprocessor={"patch_size": 14})
+    builder = builders(folder)
+    (turn,) = ask("see ", SMALL, " and ")
+    turn["content"].append({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}})
+    prompt = await builder.prepare([turn])
+    assert prompt.token_ids.count(VIDEO_PAD) == 1
+    assert prompt.reasons == (DegradeReason.VIDEO_DECODED_BY_ENGINE,)
+    (span,) = prompt.view.spans  # the picture keeps its credit
+    assert prompt.view.exact_until > span.end
+    assert prompt.view.token_ids[prompt.view.exact_until] == VIDEO_PAD
 
 
 async def test_numbered_placeholders_count_the_pictures_of_all_messages(
