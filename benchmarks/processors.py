@@ -125,16 +125,16 @@ class Requests:
         self._turns: list[dict[str, Any]] = []
 
     def prepare(self, identity: str, turns: list[dict[str, Any]]) -> Run:
-        media = MediaConfig.model_validate({"identity": identity, "allow_private_addresses": True})
+        # No file is read here: a size that is not known yet is asked for, in the calls that are not counted.
+        settings = {"identity": identity, "allow_private_addresses": True, "probe_budget_ms": 10_000}
+        media = MediaConfig.model_validate(settings)
         prompts = PromptBuilder(self._files, media, enable_multimodal=True, fetcher=Fetcher(media))
         self._made.append(prompts)
         self._turns = turns
 
         async def run() -> object:
             prompt = await prompts.prepare(turns)
-            while not prompt.is_exact:  # a probe that ends after its budget counts for the next request
-                await asyncio.sleep(0.1)
-                prompt = await prompts.prepare(turns)
+            assert prompt.is_exact, prompt.reasons
             return block_keys(prompt.view, SPEC)
 
         return run
