@@ -66,8 +66,9 @@ class ModelFiles:
     @property
     def max_model_len(self) -> int | None:
         """The longest prompt that the model was made for; an engine may be set to less."""
-        text = self.config.get("text_config") or {}
-        length = self.config.get("max_position_embeddings") or text.get("max_position_embeddings")
+        sections = (self.config, self.config.get("text_config"), self.config.get("llm_config"))
+        found = (part.get("max_position_embeddings") for part in sections if isinstance(part, dict))
+        length = next((length for length in found if length), None)
         return None if length is None else int(length)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -64,7 +65,7 @@ class PromptBuilder:
         self._enable_multimodal = enable_multimodal
         self._fetcher = fetcher
         self._executor = executor
-        self._layout = layout_for(files, layout_options)
+        self._layout = layout_for(files, _with_length(layout_options or LayoutOptions(), files))
         self._unplaced_videos = _unplaced_videos(files, self._layout)
         self._placeholder_ids = _placeholder_ids(files, self._layout) | self._unplaced_videos
         media_tokens = [*files.media_token_ids, *self._placeholder_ids]
@@ -209,6 +210,13 @@ def _packed(token_ids: Sequence[int]) -> TokenIds:
 
 async def _here(function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
     return function(*args, **kwargs)
+
+
+def _with_length(options: LayoutOptions, files: ModelFiles) -> LayoutOptions:
+    """An engine that is told no `max_model_len` takes the model's own."""
+    if options.max_model_len is not None:
+        return options
+    return dataclasses.replace(options, max_model_len=files.max_model_len)
 
 
 def _placeholder_ids(files: ModelFiles, layout: FamilyLayout | None) -> frozenset[int]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from processors.families.source import Encode, Source
-from processors.layout import FamilyLayout, Replacement, Shape, embed_runs, run_of
+from processors.layout import FamilyLayout, LayoutRefused, Replacement, Shape, embed_runs, run_of
 from sightline_types import ImageSize, Modality, VideoShape
 
 __all__ = ["KimiGrid", "KimiK3Layout", "KimiK25Layout", "layout"]
@@ -136,9 +136,18 @@ def layout(source: Source) -> KimiK25Layout | KimiK3Layout | None:
     grid = KimiGrid.read(settings) if isinstance(settings, Mapping) else None
     if grid is None:
         return None
-    pad = source.token("media_placeholder_token_id", text="<|media_pad|>")
+    pad = _pad(source)
     if family == "kimi_k25":
         return KimiK25Layout(family, pad, grid)
-    texts = ("<|kimi_image_placeholder|>", "<|media_begin|>", "<|media_content|>", "<|media_end|>")
+    named = str(source.config.get("image_placeholder", "<|kimi_image_placeholder|>"))
+    texts = (named, "<|media_begin|>", "<|media_content|>", "<|media_end|>")
     placeholder, begin, content, end = (source.token(text=text) for text in texts)
     return KimiK3Layout(family, placeholder, pad, begin, content, end, grid, source.encoder())
+
+
+def _pad(source: Source) -> int:
+    """Where tokenizer and config.json differ, vLLM believes the tokenizer."""
+    try:
+        return source.token(text="<|media_pad|>")
+    except LayoutRefused:
+        return source.token("media_placeholder_token_id")

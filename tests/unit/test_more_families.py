@@ -166,6 +166,14 @@ def test_kimi_k3_frames_each_picture_with_its_own_size() -> None:
         assert plan.embeds == (EmbedRun(len(head), row["num_tokens"]),)
 
 
+def test_kimis_pad_is_the_tokenizers_where_config_json_has_another() -> None:
+    settings = {"media_proc_cfg": golden("kimi_k25")["meta"]["media_proc_cfg"]}
+    config = {"model_type": "kimi_k25", "media_placeholder_token_id": 7}
+    assert known_layout(files(config, settings)).placeholders == {Modality.IMAGE: 7}
+    tokenizer = vocabulary(KIMI_TOKENS)
+    assert known_layout(files(config, settings, tokenizer=tokenizer)).placeholders == {Modality.IMAGE: 163605}
+
+
 def test_kimis_limits_may_stand_in_config_json() -> None:
     settings = {"media_proc_cfg": golden("kimi_k3")["meta"]["media_proc_cfg"]}
     model = files({"model_type": "kimi_k3", **settings}, tokenizer=vocabulary(KIMI_TOKENS))

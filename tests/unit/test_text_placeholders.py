@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden import golden
 from picture_files import encoded, picture
 from test_prompt import Builders, ask, builders, folder
 from tiny_files import TEMPLATE, TEXT_TEMPLATE, VIDEO_PAD, tiny_folder, tiny_tokenizer
@@ -138,6 +139,20 @@ async def test_a_clip_of_a_family_that_lays_out_pictures_only_is_served_by_name(
     (span,) = prompt.view.spans  # the picture keeps its credit
     assert prompt.view.exact_until > span.end
     assert prompt.view.token_ids[prompt.view.exact_until] == VIDEO_PAD
+
+
+async def test_without_a_max_model_len_pictures_are_sized_by_the_models_own(
+    tmp_path: Path, builders: Builders
+) -> None:
+    template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
+    tokenizer = tiny_tokenizer(template)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", "<img>", "</img>"]})
+    tokenizer.save_pretrained(tmp_path)
+    config = golden("nemotron_omni")["meta"]["config"]
+    config = {**config, "model_type": "NemotronH_Nano_VL_V2", "llm_config": {"max_position_embeddings": 4096}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    prompt = await builders(tmp_path).prepare(ask(SMALL))
+    assert prompt.is_exact and "max_model_len=4096" in str(prompt.layout)
 
 
 async def test_numbered_placeholders_count_the_pictures_of_all_messages(
