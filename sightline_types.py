@@ -672,6 +672,7 @@ class WorkerContract:
         by their place here. `block_size` divides the block size of each.
     kv_capacity_tokens: 0 where unknown.
     encoder_cache_tokens: encoder tokens whose output the engine keeps; 0 where unknown.
+    keeps_media: what it was given once it may be given by its identity alone; it says when it is not held.
     """
 
     engine: str
@@ -686,6 +687,7 @@ class WorkerContract:
     drops_last_matched_block: bool = False
     kv_capacity_tokens: int = 0
     encoder_cache_tokens: int = 0
+    keeps_media: bool = False
     detail: dict[str, Any] = field(default_factory=dict, hash=False, compare=False)
 
     @property

@@ -13,6 +13,7 @@ from deployments.config import IngressConfig
 from deployments.degraded import DegradedRequests
 from deployments.engine_call import EngineCall, EngineFailed, NotHeldThere, NothingProduced, Reply
 from deployments.hints import WORKER
+from deployments.holdings import Holdings
 from deployments.layout_source import LayoutSource
 from deployments.openai_api import ChatRequest
 from deployments.protocol import EngineRequest, Sampling
@@ -63,7 +64,10 @@ class PoolFull(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """One request on its way: whatever each try needs of it."""
+    """One request on its way: whatever each try needs of it.
+
+    repeats_files: even to a worker that was given them before.
+    """
 
     request: ChatRequest
     sampling: Sampling
@@ -72,17 +76,20 @@ class _Asked:
     shipment: Shipment
     tenant: str | None
     hints: RouteHints
+    repeats_files: bool = False
 
-    def engine_request(self, decision_id: DecisionId, decided: WorkerId | None) -> EngineRequest:
+    def engine_request(
+        self, decision_id: DecisionId, decided: WorkerId | None, sent: Shipment
+    ) -> EngineRequest:
         return EngineRequest(
             decision_id=decision_id,
             token_ids=self.prompt.token_ids,
             sampling=self.sampling,
-            media=self.shipment.media,
+            media=sent.media,
             decided=decided,
             cache_salt=self.salt,
             mm_processor_kwargs=self.request.mm_processor_kwargs or {},
-            is_as_foreseen=self.shipment.is_as_foreseen,
+            is_as_foreseen=sent.is_as_foreseen,
             wants_prompt_ids=self.request.return_token_ids,
         )
 
@@ -108,6 +115,7 @@ class ChatService:
         self._client = client
         self._engine = EngineCalls(engine)
         self._live = live
+        self._holdings = Holdings()
         self._degraded = degraded
         self._layouts = layouts or LayoutSource(config.layout_mode, config.served_model_name)
         self._stages = stages or StageTimes()
@@ -137,7 +145,8 @@ class ChatService:
         self._check_length(prompt, request)
         prompt, shipment = await self._foresee(prompt, shipment, request)
         watch.note(Stage.MEDIA)
-        asked = _Asked(request, sampling, prompt, salt, shipment, tenant, hints)
+        repeats_files = self._config.media.repeat_files or bool(request.mm_processor_kwargs)
+        asked = _Asked(request, sampling, prompt, salt, shipment, tenant, hints, repeats_files)
         return await self._dispatch(asked, alone)
 
     async def _prepare(
@@ -207,14 +216,16 @@ class ChatService:
                 outcome = await self._decide(decision_id, asked, asked.prompt, excluded)
                 call = EngineCall(decision_id, outcome, self._client)
                 watch.note(Stage.DECIDE)
+            sent = self._sent(asked, call.decided)
             try:
                 reply = await call.begin(
                     self._engine,
-                    asked.engine_request(decision_id, call.decided),
-                    asked.shipment.payload,
+                    asked.engine_request(decision_id, call.decided, sent),
+                    sent.payload,
                     call.pin(tie_key(asked.prompt), excluded),
                 )
                 watch.note(Stage.FIRST_TOKEN)
+                self._holdings.note(reply.receipt.worker, asked.shipment.media)
                 return reply
             except NothingProduced as failure:
                 await call.close()
@@ -224,7 +235,10 @@ class ChatService:
                     excluded = (*excluded, failure.worker)
             except NotHeldThere as miss:
                 await call.close()
-                if asked.shipment.can_be_completed:
+                if sent is not asked.shipment:
+                    self._holdings.forget(miss.worker, sent.media)
+                    asked = replace(asked, repeats_files=True)
+                elif asked.shipment.can_be_completed:
                     whole = await self._shipper.prepare(asked.prompt, asked.request, is_complete=True)
                     asked = replace(asked, shipment=whole, prompt=whole.prompt)
                 else:
@@ -234,6 +248,17 @@ class ChatService:
                 await call.close()
                 raise
         raise EngineFailed(f"no engine replica could serve the request ({TRIES} tried); try again")
+
+    def _sent(self, asked: _Asked, decided: WorkerId | None) -> Shipment:
+        """What travels: no files that the decided worker was given before, where its engine keeps them."""
+        pool = self._client.known_pool
+        if asked.repeats_files or not asked.shipment.media or decided is None or pool is None:
+            return asked.shipment
+        contract = pool.contracts.get(decided)
+        if contract is None or not contract.keeps_media:
+            return asked.shipment
+        self._holdings.keep(pool.contracts.keys())
+        return self._holdings.without_files(asked.shipment, decided)
 
     async def _check_holders(
         self,

@@ -19,7 +19,7 @@ from deployments.batches import pack_messages, together
 from deployments.config import EngineConfig
 from deployments.engines import EngineGone, EngineRank, media_source, start_engine
 from deployments.engines.reaper import start_reaper
-from deployments.media import are_as_promised
+from deployments.media import OddPictures
 from deployments.protocol import (
     Delta,
     EngineMessage,
@@ -72,6 +72,7 @@ class Engine:
         self._replica = serve.get_replica_context().replica_id.unique_id
         self._is_leaving = False
         self._uuids = UuidLedger()
+        self._odd = OddPictures()
         self._surprised: set[DecisionId] = set()  # open requests whose media were not what was foreseen
         start_reaper()
         log.info("replica %s: starting %s with %s", self._replica, config.engine, config.model)
@@ -161,7 +162,7 @@ class Engine:
         try:
             media = await self._media.decode(request.media, payload)
             is_known = self._uuids.note(request.media, payload)
-            if not is_known or not are_as_promised(request.media, media):
+            if not is_known or self._odd.are_among(request.media, media):
                 self._surprised.add(request.decision_id)
         except RequestError as error:
             yield Failed(str(error), error.status, error.param, error.code)

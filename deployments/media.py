@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,12 +14,13 @@ from deployments.protocol import EngineMedia
 from deployments.transport import Payload, part
 from processors import DecodedVideo, RequestError, Sampling, VideoDecoders, decode_image, loader_rule
 from processors.model_files import read_preprocessors
-from sightline_types import ImageSize, Modality
+from sightline_types import ImageSize, MediaId, Modality
 
-__all__ = ["DecodedMedia", "MediaDecoder", "are_as_promised"]
+__all__ = ["DecodedMedia", "MediaDecoder", "OddPictures", "are_as_promised"]
 
 #: None: the engine is believed to hold the item.
 DecodedMedia = Image.Image | DecodedVideo | None
+_ODD_KEPT = 65_536
 
 
 class MediaDecoder:
@@ -74,6 +76,27 @@ class MediaDecoder:
 
     async def aclose(self) -> None:
         await self._videos.aclose()
+
+
+class OddPictures:
+    """Those that came as something else than was promised of them: as long as an engine may hold one, what
+    comes by its identity alone is that. Bounded; one per engine replica."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[MediaId, None] = OrderedDict()
+
+    def are_among(self, media: Sequence[EngineMedia], decoded: Sequence[object]) -> bool:
+        """Whether one of a request's pictures is odd, by what came now or by what came before.
+
+        decoded: as a `MediaSource` gives them.
+        """
+        if not are_as_promised(media, decoded):
+            for item in media:
+                self._known[item.media_id] = None
+            while len(self._known) > _ODD_KEPT:
+                self._known.popitem(last=False)
+            return True
+        return bool(self._known) and any(item.media_id in self._known for item in media)
 
 
 def are_as_promised(media: Sequence[EngineMedia], decoded: Sequence[object]) -> bool:

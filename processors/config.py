@@ -75,6 +75,12 @@ class MediaConfig(BaseModel):
         description="xxh3 is quick; blake3, keyed with `identity_secret`, keeps tenants who do not trust "
         "each other from making two pictures one on purpose.",
     )
+    repeat_files: bool = Field(
+        False,
+        description="Send a picture's file to an engine that was given it before. false: it goes there by "
+        "its identity alone, and is neither sent nor decoded again, where the engine keeps pictures (vLLM's "
+        "`mm_processor_cache_gb`); one that it has dropped is sent in a second try.",
+    )
     bind_uuids: bool = Field(
         False,
         description="A client's uuid counts only together with the file that comes with it. false: the uuid "

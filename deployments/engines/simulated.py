@@ -97,6 +97,7 @@ class SimulatedServingEngine(ServingEngine):
             layouts=self._layouts(),
             kv_capacity_tokens=self._spec.kv_capacity_tokens,
             encoder_cache_tokens=self._spec.encoder_cache,
+            keeps_media=True,
         )
 
     def _layouts(self) -> tuple[LayoutContract, ...]:

@@ -98,6 +98,7 @@ class VllmEngine(ServingEngine):
             # vLLM adds up the ranks' blocks (`MPClient._apply_ready_response`).
             kv_capacity_tokens=int(cache.num_gpu_blocks or 0) // self._num_ranks * int(cache.block_size),
             encoder_cache_tokens=int(self._llm.vllm_config.scheduler_config.encoder_cache_size),
+            keeps_media=self._keeps_media,
         )
 
     async def _layouts(self) -> tuple[LayoutContract, ...]:

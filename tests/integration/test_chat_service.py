@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from sightline_types import (
     PreparedPrompt,
     RouteHints,
     TokenView,
+    WorkerContract,
     WorkerId,
     WorkerPush,
 )
@@ -184,14 +185,16 @@ class House:
         self.limit_request_bytes(1 << 20)
 
     def limit_request_bytes(self, limit: int) -> None:
-        media = MediaConfig(max_request_bytes=limit)
+        self.serve(MediaConfig(max_request_bytes=limit))
+
+    def serve(self, media: MediaConfig) -> None:
         config = IngressConfig(model="m", served_model_name="m", media=media)
         self.client = client = RouterClient(self.link, budget_s=30)
         self.service = ChatService(config, self.prompts, self.files, client, self.engine, self.live)
 
-    async def join(self, *workers: WorkerId) -> None:
+    async def join(self, *workers: WorkerId, contract: WorkerContract = CONTRACT) -> None:
         for worker in workers:
-            table = WorkerPush(worker, 1, 0, (), table=True, contract=CONTRACT)
+            table = WorkerPush(worker, 1, 0, (), table=True, contract=contract)
             await self.link.actor.push(table)
 
     def plays(self, *scripts: list[Any]) -> None:
@@ -452,6 +455,63 @@ async def test_a_picture_that_was_not_held_after_all_is_fetched_and_sent(house):
     await house.start()
     assert [call.payload for call in house.engine.calls] == [b"png", b"heldpng"]
     assert [one.form for one in house.engine.calls[1].request.media] == ["file", "file"]
+
+
+KEEPER = WorkerId("keeper")
+
+
+async def a_house_with_a_keeper(**media: Any) -> House:
+    """One worker, whose engine keeps what it was given."""
+    house = House()
+    if media:
+        house.serve(MediaConfig(**media))
+    await house.join(KEEPER, contract=replace(CONTRACT, keeps_media=True))
+    house.prompts.media = (PICTURE,)
+    house.files.content = {PICTURE.source.url: b"png"}
+    house.plays(*[[Started, HELLO, END]] * 3)
+    return house
+
+
+async def test_a_picture_that_comes_again_travels_once():
+    house = await a_house_with_a_keeper()
+    for _ in range(3):
+        await house.start()
+    assert [call.payload for call in house.engine.calls] == [b"png", None, None]
+    assert [call.request.media[0].form for call in house.engine.calls] == ["file", "held", "held"]
+    assert {call.request.media[0].media_id for call in house.engine.calls} == {PICTURE.media_id}
+
+
+async def test_a_picture_that_the_engine_has_dropped_travels_again():
+    house = await a_house_with_a_keeper()
+    house.plays([Started, HELLO, END], [Started, NotHeld()], [Started, HELLO, END], [Started, HELLO, END])
+    for _ in range(3):
+        await house.start()
+    assert [call.payload for call in house.engine.calls] == [b"png", None, b"png", None]
+
+
+async def test_a_picture_travels_every_time_where_that_is_wanted():
+    house = await a_house_with_a_keeper(repeat_files=True)
+    for _ in range(2):
+        await house.start()
+    assert [call.payload for call in house.engine.calls] == [b"png", b"png"]
+
+
+async def test_a_picture_beside_a_new_one_travels_with_it():
+    house = await a_house_with_a_keeper()
+    await house.start()
+    house.prompts.media = (PICTURE, OTHER_PICTURE)
+    house.files.content[OTHER_PICTURE.source.url] = b"jpg"
+    await house.start()
+    assert [call.payload for call in house.engine.calls] == [b"png", b"pngjpg"]
+
+
+async def test_a_picture_travels_every_time_to_an_engine_that_keeps_none(house):
+    house.prompts.media = (PICTURE,)
+    house.files.content = {PICTURE.source.url: b"png"}
+    house.plays(*[[Started, HELLO, END]] * 2)
+    for _ in range(2):
+        await house.start()
+    assert [call.payload for call in house.engine.calls] == [b"png", b"png"]
 
 
 async def test_a_uuid_alone_is_looked_for_on_every_worker(house):

@@ -16,7 +16,7 @@ from PIL import Image
 from tiny_files import tiny_folder
 
 from deployments.config import EngineConfig
-from deployments.media import MediaDecoder, are_as_promised
+from deployments.media import MediaDecoder, OddPictures, are_as_promised
 from deployments.transport import pack
 from processors import DecodedVideo, RequestError, Sampling, VideoConfig
 from sightline_types import ImageSize, MediaId, MediaItem, MediaSource, Modality, VideoShape
@@ -93,3 +93,14 @@ async def test_a_picture_that_is_not_as_its_header_said_is_told(decoder: MediaDe
     turned = [replace(one, size=ImageSize(3, 5)) for one in media]
     assert not are_as_promised(turned, decoded)
     assert are_as_promised(turned, [None, None])  # held by the engine
+
+
+async def test_an_odd_picture_stays_odd_when_it_comes_by_its_identity_alone(decoder: MediaDecoder) -> None:
+    size = ImageSize(3, 5)
+    media, payload = pack([item(Modality.IMAGE, MediaSource(data=png()), size=size)], [png()])
+    other = [replace(media[0], media_id=MediaId(77))]
+    odd = OddPictures()
+    assert not odd.are_among(media, [None])
+    assert odd.are_among(media, await decoder.decode(media, payload))
+    assert odd.are_among(media, [None])
+    assert not odd.are_among(other, [None])
