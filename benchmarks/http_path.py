@@ -3,8 +3,9 @@
     python benchmarks/http_path.py [--bare] [--serve default|throughput|haproxy|both] [--runs 32:1 8k:16 ...]
 
 Two engine replicas, one ingress, the router actor; answers of 8 tokens, streamed. `--bare` serves instead an
-ingress that only passes a request on to one of two replicas (Serve's power of two, no processing): the
-difference is what Sightline adds. Rates depend on who else uses the machine; CPU milliseconds much less so.
+ingress that only passes ready token ids on to one of two replicas of the same simulated engine (Serve's
+power of two, no processing, no events): the difference is what Sightline adds. Rates depend on who else uses
+the machine; CPU milliseconds much less so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import logging
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -37,18 +39,31 @@ COLUMNS = ("run", "req/s", "TTFT p50", "TTFT p99", "failed", "CPU ms in all")
 
 
 class BareEngine:
-    """Answers 8 tokens in two messages, as the simulated engine's do."""
+    """The simulated engine without events, relay and router; messages travel as an `Engine`'s do."""
 
-    async def generate(self, request: bytes) -> AsyncIterator[str]:
-        yield " a"
-        yield " b" * 7
+    async def __init__(self, model: str) -> None:  # type: ignore[misc]  # Serve awaits it
+        from deployments.config import EngineConfig
+        from deployments.engines.simulated import SimulatedServingEngine
+        from simulation.config import SimulationConfig
+
+        simulation = SimulationConfig(speedup=0, publishes_events=False)
+        config = EngineConfig(model, engine="simulated", simulation=simulation)
+        self._engine = await SimulatedServingEngine.start(config)
+
+    async def generate(self, request: Any) -> AsyncIterator[bytes]:
+        from deployments.batches import pack_messages, together
+
+        async for batch in together(self._engine.generate(request, ()), hold_s=0.0, pause_s=0.005):
+            yield pack_messages(batch)
 
 
 class BareIngress:
-    """Reads the body, calls a replica, streams what it says."""
+    """Reads the body, sends ready token ids to a replica, streams what it says."""
 
-    def __init__(self, engine: Any) -> None:
-        self._generate = engine.options(stream=True).generate
+    def __init__(self, engine: Any, num_tokens: int) -> None:
+        pickled = {"request_serialization": "pickle", "response_serialization": "pickle"}
+        self._generate = engine.options(stream=True, **pickled).generate
+        self._num_tokens = num_tokens
 
     async def __call__(self, request: Any) -> Any:
         import msgspec
@@ -58,18 +73,32 @@ class BareIngress:
         return StreamingResponse(self._events(), media_type="text/event-stream")
 
     async def _events(self) -> AsyncIterator[bytes]:
-        async for text in self._generate.remote(b""):
-            chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
-            yield b"data: " + json.dumps(chunk).encode() + b"\n\n"
+        from deployments.batches import unpack_messages
+        from deployments.protocol import Delta
+
+        async for packed in self._generate.remote(self._request()):
+            for message in unpack_messages(packed):
+                text = message.text if isinstance(message, Delta) else ""
+                chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+                yield b"data: " + json.dumps(chunk).encode() + b"\n\n"
         yield b"data: [DONE]\n\n"
 
+    def _request(self) -> Any:
+        import numpy as np
 
-def bare_app() -> Any:
+        from deployments.protocol import EngineRequest, Sampling
+        from sightline_types import DecisionId, TokenIds
+
+        ids = TokenIds(np.random.default_rng().integers(1000, 100_000, self._num_tokens))
+        return EngineRequest(DecisionId(secrets.token_hex(8)), ids, Sampling(max_tokens=8))
+
+
+def bare_app(model: Path, num_tokens: int) -> Any:
     from ray import serve
 
     options: dict[str, Any] = {"max_ongoing_requests": 1000, "ray_actor_options": {"num_cpus": 0.1}}
-    engine = serve.deployment(BareEngine, name="Engine").options(num_replicas=2, **options).bind()
-    return serve.deployment(BareIngress, name="Ingress").options(**options).bind(engine)
+    engine = serve.deployment(BareEngine, name="Engine").options(num_replicas=2, **options).bind(str(model))
+    return serve.deployment(BareIngress, name="Ingress").options(**options).bind(engine, num_tokens)
 
 
 def sightline_app(model: Path) -> Any:
@@ -127,7 +156,8 @@ def serve_app(options: argparse.Namespace, folder: Path) -> None:
         _temp_dir=str(folder / "ray"),
     )
     serve.start(http_options={"host": HOST, "port": options.port})
-    app = bare_app() if options.bare else sightline_app(model_with_real_vocabulary(folder))
+    model = model_with_real_vocabulary(folder)
+    app = bare_app(model, options.bare_tokens) if options.bare else sightline_app(model)
     quiet = {"enable_access_log": False, "log_level": "WARNING"}
     serve.run(app, name="sightline", route_prefix="/", logging_config=quiet)
 
@@ -158,6 +188,7 @@ def row(figures: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--bare", action="store_true", help="the same hop without Sightline")
+    parser.add_argument("--bare-tokens", type=int, default=32, help="of a prompt of the bare hop")
     parser.add_argument("--serve", choices=SERVE, default="both", help="Serve's settings (both)")
     parser.add_argument("--runs", nargs="+", default=RUNS, help="profile:concurrency:requests")
     parser.add_argument("--port", type=int, default=18437)

@@ -244,6 +244,11 @@ class ChatService:
                 else:
                     excluded = (*excluded, miss.worker)
                     await self._check_holders(excluded, miss, asked.prompt, asked.request)
+            except RequestError as error:
+                await call.close()
+                if sent is asked.shipment or error.status == 429:
+                    raise
+                asked = replace(asked, repeats_files=True)  # if it was for want of its files, it is no more
             except BaseException:
                 await call.close()
                 raise

@@ -489,6 +489,17 @@ async def test_a_picture_that_the_engine_has_dropped_travels_again():
     assert [call.payload for call in house.engine.calls] == [b"png", None, b"png", None]
 
 
+async def test_what_is_wrong_without_a_file_is_told_only_if_it_is_wrong_with_it():
+    house = await a_house_with_a_keeper()
+    wrong = [Started, Failed("no", 400)]
+    house.plays([Started, HELLO, END], wrong, [Started, HELLO, END], wrong, wrong)
+    for _ in range(2):
+        await house.start()
+    with pytest.raises(RequestError, match="no"):
+        await house.start()
+    assert [call.payload for call in house.engine.calls] == [b"png", None, b"png", None, b"png"]
+
+
 async def test_a_picture_travels_every_time_where_that_is_wanted():
     house = await a_house_with_a_keeper(repeat_files=True)
     for _ in range(2):
