@@ -460,11 +460,10 @@ async def test_a_picture_that_was_not_held_after_all_is_fetched_and_sent(house):
 KEEPER = WorkerId("keeper")
 
 
-async def a_house_with_a_keeper(**media: Any) -> House:
+async def a_house_with_a_keeper(*, repeat_files: bool = False) -> House:
     """One worker, whose engine keeps what it was given."""
     house = House()
-    if media:
-        house.serve(MediaConfig(**media))
+    house.serve(MediaConfig(repeat_files=repeat_files))
     await house.join(KEEPER, contract=replace(CONTRACT, keeps_media=True))
     house.prompts.media = (PICTURE,)
     house.files.content = {PICTURE.source.url: b"png"}

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from deployments.engine_call import EngineCall, Receipt, Reply
 from deployments.event_stream import EventStream
-from deployments.ingress import read_json
+from deployments.json_bodies import read_json
 from processors import RequestError
 from sightline_types import (
     CandidateScore,

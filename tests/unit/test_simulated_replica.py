@@ -7,6 +7,7 @@ import contextlib
 import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,14 @@ async def test_a_repeated_prompt_is_cached_as_far_as_vllm_caches_it(folder):
             again = await ask(engine, request(f"b{number}", prompt(length, number)))
             assert (first[-1].cached_tokens, again[-1].cached_tokens) == (0, cached)
             assert again[-1].prompt_tokens == length
+
+
+async def test_the_expanded_prompt_comes_back_where_it_is_wanted(folder):
+    async with started(folder) as engine:
+        asked = request("a", prompt(20))
+        assert (await ask(engine, asked))[-1].prompt_token_ids == ()
+        wanted = replace(asked, decision_id=DecisionId("b"), wants_prompt_ids=True)
+        assert (await ask(engine, wanted))[-1].prompt_token_ids == tuple(prompt(20))
 
 
 async def test_deltas_and_usage_tell_the_same_answer(folder):
