@@ -18,6 +18,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from PIL import Image
@@ -74,7 +75,7 @@ async def probe_media_keys(manager: Any, token_ids: Sequence[int]) -> MediaKeys:
     manager: SGLang's `TokenizerManager`.
     token_ids: a prompt with one placeholder of a picture, text before and after it.
     """
-    unknown = functools.partial(MediaKeys, KeyScheme.SGLANG_SINGLE, False)
+    unknown = partial(MediaKeys, KeyScheme.SGLANG_SINGLE, False)
     if "mm_hashes" not in request_fields():
         return unknown("this SGLang takes no mm_hashes; it is exact from 0.5.13 on")
     try:
@@ -169,14 +170,16 @@ def _drop_early_pads(processor: Any) -> None:
 def probe_prompt(
     layout: FamilyLayout, files: ModelFiles, shapes: Sequence[Shape] = (PROBE_SIZE,)
 ) -> list[int]:
-    """Text, then each item's placeholder and text: SGLang takes no placeholder at a prompt's very start.
+    """Text, then each item's placeholder, as the family's templates frame it, and text: SGLang takes no
+    placeholder at a prompt's very start, and releases before 0.5.20 none without its frame.
 
     The text is tokenized letter by letter, so that an engine that tokenizes it again is found out.
     """
-    letters = (files.tokenizer.encode(letter, add_special_tokens=False) for letter in "the same")
-    text: list[int] = [token for letter in letters for token in letter]
+    encode = partial(files.tokenizer.encode, add_special_tokens=False)
+    text: list[int] = [token for letter in "the same" for token in encode(letter)]
     prompt = list(text)
     for shape in shapes:
         modality = Modality.VIDEO if isinstance(shape, VideoShape) else Modality.IMAGE
-        prompt += [layout.placeholders[modality], *text]
+        before, after = layout.frames.get(modality, ("", ""))
+        prompt += [*encode(before), layout.placeholders[modality], *encode(after), *text]
     return prompt

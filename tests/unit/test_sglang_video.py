@@ -12,7 +12,7 @@ from golden import files, golden, known_layout
 from PIL import Image
 
 from deployments.engines.sglang_layouts import layouts
-from deployments.engines.sglang_media import MediaKeys
+from deployments.engines.sglang_media import MediaKeys, probe_prompt
 from deployments.engines.sglang_video import ClipProcessor, foreseen_ids, images_first
 from processors import DecodedVideo, ModelFiles, Shape
 from processors.families.qwen2_vl import Qwen2VLLayout
@@ -179,3 +179,17 @@ async def test_pictures_that_sglang_takes_otherwise_are_not_exact_and_the_reques
     (found,) = await layouts(None, model, MediaKeys(KeyScheme.SGLANG_WIDE, True), None)
     assert (found.exact, found.reason) == (False, DegradeReason.CONTRACT_MISMATCH)
     assert re.search(detail, found.detail), found.detail
+
+
+def test_a_probed_placeholder_stands_in_the_frame_of_the_familys_templates() -> None:
+    """0.5.13 finds none without it."""
+    model = qwen_files("qwen3_vl")
+    layout = known_layout(model, engine="sglang")
+    before, after = (
+        model.tokenizer.encode(text, add_special_tokens=False)
+        for text in ("<|vision_start|>", "<|vision_end|>")
+    )
+    prompt = probe_prompt(layout, model)
+    place = prompt.index(layout.placeholders[Modality.IMAGE])
+    assert before and prompt[place - len(before) : place] == before
+    assert after and prompt[place + 1 : place + 1 + len(after)] == after
