@@ -97,11 +97,11 @@ class RouterConfig(BaseModel):
         "is learned. Higher: a picture seen before weighs more.",
     )
     rate_gain: float = Field(
-        0.2,
+        0.05,
         ge=0,
         le=1,
-        description="Share of a measured speed that a worker's learned rates take over. Higher: quicker, "
-        "more nervous. 0: the configured rates stay.",
+        description="How much less all earlier measurements of a worker's speed count after each new one, as "
+        "a share. Higher: quicker, more nervous. 0: the configured rates stay.",
     )
     rate_memory_s: float = Field(
         600.0,

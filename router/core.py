@@ -357,8 +357,8 @@ class RouterCore:
         return RateStatus(
             get(member.slot, "prefill_ms_per_token"),
             get(member.slot, "encode_ms_per_token"),
-            rates.prefill.samples,
-            rates.encode.samples,
+            rates.prefill_samples,
+            rates.encode_samples,
         )
 
     def stats(self) -> CoreStats:

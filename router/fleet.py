@@ -218,8 +218,8 @@ class Fleet:
         """Bring what was learned into the rows."""
         memory_s = config.rate_memory_s
         members = list(self.members.values())
-        prefill = [member.rates.prefill.at_time(now, memory_s) for member in members]
-        encode = [member.rates.encode.at_time(now, memory_s) for member in members]
+        prefill = [member.rates.prefill(now, memory_s) for member in members]
+        encode = [member.rates.encode(now, memory_s) for member in members]
         for member, own_prefill, own_encode in zip(members, prefill, encode, strict=True):
             row = self.table.rows[member.slot]
             row["prefill_ms_per_token"] = effective_rate(own_prefill, prefill)

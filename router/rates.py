@@ -1,28 +1,35 @@
 """How fast each worker is, learned from what its requests took; robust to outliers, and forgetful.
 
-A request counts where nothing else waited for prefill on its worker, so that the time from its start to
-its first token is its own encoding and prefill. Rates move on a logarithmic scale, by a bounded step: an
-outlier moves a rate by a tenth at most, whatever its size.
+A request counts where nothing else waited for prefill on its worker, so that the time from its start to its
+first token is its own:
+
+    time = fixed + prefill rate * computed tokens + encode rate * encoder tokens
+
+fixed is the engine's step, the host, and whatever keeps a starved machine from its work; without it short
+prompts would make a worker look many times slower than it is, and by chance one twice as slow as another.
+The three are fitted together, and how sure a rate is comes with it, so that only a difference that cannot be
+chance sets workers apart.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from router.config import RouterConfig
+from router.regression import Regression
 
-__all__ = ["LearnedRate", "Observation", "WorkerRates", "effective_rate"]
+__all__ = ["Observation", "Rate", "WorkerRates", "effective_rate"]
 
-#: The largest step of one observation, on the logarithmic scale, before the gain.
-_LARGEST_STEP = 0.5
-#: A rate stays within this factor of the configured one, both ways.
-_BOUND = 50.0
-#: Requests that compute fewer tokens say more of the engine's step than of its speed.
-MIN_TOKENS = 32
-#: Rates closer than this to the pool's median count as equal, so that workers of one kind tie.
-ALIKE = 0.25
+#: The fixed part beforehand: between nothing and the prefill of about twice so many tokens.
+_FIXED_TOKENS = 200.0
+#: Times are compared as if each had the prefill of so many tokens more.
+_FLOOR_TOKENS = 500.0
+#: Rates closer than this to the pool's median count as equal, so that workers of one kind tie; and those
+#: closer than so many standard errors.
+_ALIKE, _SURE = 0.25, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,76 +46,74 @@ class Observation:
     attention_ms: float = 0.0
 
 
-@dataclass(slots=True)
-class LearnedRate:
-    """Milliseconds per token. start: as configured; without news the rate drifts back to it."""
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Milliseconds per token, and the standard error of that; 0 where nothing was measured."""
 
-    start: float
     value: float
-    samples: int = 0
-    at: float = 0.0
-
-    @classmethod
-    def of(cls, start: float) -> LearnedRate:
-        return cls(start, start)
-
-    def learn(self, seen: float, now: float, *, gain: float, memory_s: float) -> None:
-        """seen: milliseconds per token. gain: share of the difference taken over, 0 to 1."""
-        if self.start <= 0 or seen <= 0 or gain <= 0:
-            return
-        self.value = self.at_time(now, memory_s)
-        step = math.log(seen / self.value)
-        # The first few samples may go further: the configured start is a guess.
-        room = _LARGEST_STEP * (4.0 if self.samples < 4 else 1.0)
-        self.value *= math.exp(gain * max(-room, min(room, step)))
-        self.value = max(self.start / _BOUND, min(self.start * _BOUND, self.value))
-        self.samples += 1
-        self.at = now
-
-    def restart(self, start: float) -> None:
-        """The configuration changed: begin from there."""
-        if start != self.start:
-            self.start = self.value = start
-            self.samples = 0
-
-    def at_time(self, now: float, memory_s: float) -> float:
-        """The rate now; half of what was learned is forgotten each `memory_s`."""
-        if not self.samples:
-            return self.start
-        kept = 0.5 ** (max(0.0, now - self.at) / memory_s)
-        return float(self.start * (self.value / self.start) ** kept)
+    error: float = 0.0
 
 
-@dataclass(slots=True)
 class WorkerRates:
-    """One worker's rates."""
+    """One worker's rates. prefill_samples, encode_samples: measurements with tokens of that sort."""
 
-    prefill: LearnedRate
-    encode: LearnedRate
+    def __init__(self, prefill_start: float, encode_start: float) -> None:
+        self._begin((prefill_start, encode_start))
+
+    def _begin(self, starts: tuple[float, float]) -> None:
+        self._starts = starts
+        self._regression = Regression()
+        self._at = 0.0
+        self.prefill_samples = self.encode_samples = 0
 
     @classmethod
     def from_config(cls, config: RouterConfig) -> WorkerRates:
-        return cls(LearnedRate.of(config.prefill_ms_per_token), LearnedRate.of(config.encode_ms_per_token))
+        return cls(config.prefill_ms_per_token, config.encode_ms_per_token)
 
     def configure(self, config: RouterConfig) -> None:
-        """Live settings: what was learned stays where its start did."""
-        self.prefill.restart(config.prefill_ms_per_token)
-        self.encode.restart(config.encode_ms_per_token)
+        """Live settings: what was learned stays where the starts do."""
+        starts = config.prefill_ms_per_token, config.encode_ms_per_token
+        if starts != self._starts:
+            self._begin(starts)
 
     def learn(self, seen: Observation, now: float, config: RouterConfig) -> None:
-        """Without encoding a request tells the prefill rate, with it the encoder's."""
-        gain, memory_s = config.rate_gain, config.rate_memory_s
+        """Take in what one request took."""
         left = seen.elapsed_ms - seen.attention_ms
-        if seen.encode_tokens == 0:
-            if seen.prefill_tokens >= MIN_TOKENS:
-                self.prefill.learn(left / seen.prefill_tokens, now, gain=gain, memory_s=memory_s)
+        if left <= 0 or config.rate_gain <= 0:
             return
-        left -= self.prefill.at_time(now, memory_s) * seen.prefill_tokens
-        if seen.encode_tokens >= MIN_TOKENS:
-            self.encode.learn(left / seen.encode_tokens, now, gain=gain, memory_s=memory_s)
+        prefill, encode = self._starts
+        features = np.array(
+            [prefill * _FIXED_TOKENS, prefill * seen.prefill_tokens, encode * seen.encode_tokens]
+        )
+        self._regression.drift(self._kept(now, config.rate_memory_s))
+        self._regression.add(features, left, floor_ms=prefill * _FLOOR_TOKENS, gain=config.rate_gain)
+        self._at = now
+        self.prefill_samples += seen.prefill_tokens > 0
+        self.encode_samples += seen.encode_tokens > 0
+
+    def prefill(self, now: float, memory_s: float) -> Rate:
+        """The rate now; half of what was learned is forgotten each `memory_s`."""
+        return self._rate(1, now, memory_s)
+
+    def encode(self, now: float, memory_s: float) -> Rate:
+        return self._rate(2, now, memory_s)
+
+    @property
+    def fixed_ms(self) -> float:
+        """What a request takes besides, as last measured."""
+        return float(self._regression.shares[0]) * self._starts[0] * _FIXED_TOKENS
+
+    def _rate(self, place: int, now: float, memory_s: float) -> Rate:
+        start, share = self._starts[place - 1], float(self._regression.shares[place])
+        share = 1.0 + self._kept(now, memory_s) * (share - 1.0)
+        return Rate(start * share, start * self._regression.error(place))
+
+    def _kept(self, now: float, memory_s: float) -> float:
+        return float(0.5 ** (max(0.0, now - self._at) / memory_s)) if self._regression.num_seen else 1.0
 
 
-def effective_rate(own: float, pool: list[float]) -> float:
-    """A worker's rate for the cost: the pool's median where it is about that, else its own."""
-    middle = median(pool) if pool else own
-    return middle if abs(own - middle) <= ALIKE * middle else own
+def effective_rate(own: Rate, pool: list[Rate]) -> float:
+    """A worker's rate for the cost: the pool's median where it is about that, or may be, else its own."""
+    middle = median(rate.value for rate in pool) if pool else own.value
+    is_alike = abs(own.value - middle) <= max(_ALIKE * middle, _SURE * own.error)
+    return middle if is_alike else own.value

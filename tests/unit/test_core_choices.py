@@ -217,7 +217,7 @@ def test_a_workers_speed_is_learned_from_requests_that_had_it_to_themselves():
     for number in range(20):
         fleet.decide(str(number), media_tokens=0, layout=None, first_media_offset=None, views={})
         fleet.say(A, FIRST_TOKEN, str(number))
-        fleet.say(A, END, str(number), cached_tokens=0, prompt_tokens=100, first_token_ms=50.0)
+        fleet.say(A, END, str(number), cached_tokens=0, prompt_tokens=2000, first_token_ms=1000.0)
     fleet.core.sweep()
     rates = fleet.status(A).rates
     assert rates.prefill_samples == 20
