@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from router.copies import SharedRun
+
 __all__ = ["Chains"]
 
 KeyArray = npt.NDArray[np.uint64]
@@ -138,6 +140,11 @@ class Chains:
         for slot, length in self.reach(keys).items():
             added[slot] -= length
         return added
+
+    def shared(self, keys: KeyArray) -> list[SharedRun]:
+        """The parts of `keys` that are under way, from the beginning on; each ends where somebody left."""
+        runs = self._path(keys)
+        return [SharedRun(at + length, run.total, len(run.users)) for run, at, length in runs]
 
     def _path(self, keys: KeyArray) -> Iterator[tuple[_Run, int, int]]:
         """The runs that `keys` go along: each with its place, and how many of its keys are theirs."""

@@ -155,6 +155,13 @@ class RouterConfig(BaseModel):
         description="Active requests of a worker at which `crowding` counts twice, as computing delays them "
         "all. Lower: among busy workers the cache decides, and idle ones take what they have to compute.",
     )
+    sharers_per_copy: float = Field(
+        8.0,
+        gt=0,
+        description="Open requests that share a prefix, for each worker it is due on (and on no more workers "
+        "than its share of all open requests). While it is on fewer, another one computes it at little cost. "
+        "Higher: fewer copies; `.inf`: only as many as pay for themselves request by request.",
+    )
     decision_budget_ms: float = Field(
         50.0,
         gt=0,

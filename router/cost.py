@@ -4,7 +4,8 @@ takes from others.
     cost = wait (prompts and media ahead of it)
          + encode (media that neither a cached prefix nor the encoder cache covers)
          + prefill (tokens not cached; attention grows with the square of the prompt)
-         + pressure (requests in decode, KV cache nearly full, a share of the computing itself)
+         + pressure (requests in decode, KV cache nearly full, a share of the computing itself, less what a
+           copy that is due saves others)
 
 Functions of their arguments only, compiled where numba is installed.
 """
@@ -33,6 +34,7 @@ class Weights(NamedTuple):
     lower_tier_credit: float
     strange_prompt_tokens: float = 0.0
     crowding_requests: float = 5.0
+    sharers_per_copy: float = 8.0
 
     @classmethod
     def from_config(cls, config: RouterConfig) -> Weights:
@@ -44,6 +46,7 @@ class Weights(NamedTuple):
             config.crowding,
             config.lower_tier_credit,
             crowding_requests=config.crowding_requests,
+            sharers_per_copy=config.sharers_per_copy,
         )
 
 
@@ -62,7 +65,9 @@ def prefill_ms(rate: float, attention: float, num_tokens: float, cached_tokens: 
 
 
 @compiled
-def pressure_ms(weights: Weights, active_requests: float, kv_usage: float, computing_ms: float) -> float:
+def pressure_ms(
+    weights: Weights, active_requests: float, kv_usage: float, computing_ms: float, spared_ms: float = 0.0
+) -> float:
     """What the active requests and a full KV cache cost, and what this request's own computing costs others.
 
     Active requests cost more than their number: at `saturation_requests` each further one costs three
@@ -73,8 +78,11 @@ def pressure_ms(weights: Weights, active_requests: float, kv_usage: float, compu
     everything and everybody, and among equally busy ones the cache decides. It is not 0 on an idle worker:
     else waiting for a twin's prefill and doing it again there would cost the same.
     kv_usage: 0 to 1, more where more is booked than fits. computing_ms: this request's encode and prefill.
+    spared_ms: what of that others answer for, who will use it (`router.copies`).
     """
     decoding = weights.decode_ms_per_request * active_requests
     decoding *= 1.0 + active_requests / weights.saturation_requests
-    delaying = weights.crowding * (1.0 + active_requests / weights.crowding_requests) * computing_ms
-    return decoding + weights.kv_pressure_ms * kv_usage * kv_usage + delaying
+    delaying = (
+        weights.crowding * (1.0 + active_requests / weights.crowding_requests) * (computing_ms - spared_ms)
+    )
+    return decoding + weights.kv_pressure_ms * kv_usage * kv_usage + delaying - spared_ms

@@ -9,6 +9,7 @@ import numpy as np
 
 from router.chains import Chains, CountArray, KeyArray
 from router.columns import WorkerTable
+from router.copies import SharedRun
 from sightline_types import DecisionId
 
 __all__ = ["BookedLoad", "LoadBook", "WorkerLoad"]
@@ -151,6 +152,10 @@ class LoadBook:
     def would_add(self, keys: KeyArray) -> CountArray:
         """By slot: distinct blocks that a request with these keys would add."""
         return self._active.would_add(keys, len(self._table.rows))
+
+    def shared(self, keys: KeyArray) -> list[SharedRun]:
+        """Which beginnings of `keys` open requests share."""
+        return self._active.shared(keys)
 
     def slot_of(self, decision_id: DecisionId) -> int | None:
         booking = self._bookings.get(decision_id)

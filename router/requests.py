@@ -62,7 +62,8 @@ class Requests:
         self.book = LoadBook(fleet.table)
         self.receipts = ReceiptRing(config.receipts_memory_bytes)
         self.sessions = Sessions(config.sessions_kept, config.session_ttl_s)
-        self._scorer = Scorer(fleet, index, audit, self.encoders, Weights.from_config(config))
+        weights = Weights.from_config(config)
+        self._scorer = Scorer(fleet, index, audit, self.encoders, self.book, weights)
         self._selector = Selector(
             config, fleet, self._scorer, self.book, self.sessions, counts, clock=clock, random=random
         )

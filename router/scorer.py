@@ -8,12 +8,14 @@ import numpy.typing as npt
 from router.audit import Audit
 from router.candidates import CandidateTable, code_of
 from router.columns import Rows
+from router.copies import NO_COPY, DueCopy, due_copy
 from router.cost import Weights
 from router.credit import allowance
 from router.encoders import EncoderCaches
 from router.fleet import Band, Fleet, Slots
 from router.index import BlockIndex
 from router.kv_groups import cached_tokens
+from router.load import LoadBook
 from router.scoring import Found, Permits, asked, credit_blocks, score_candidates
 from sightline_types import DegradeReason, KeyedView, RouteQuery
 
@@ -24,13 +26,15 @@ class Scorer:
     """Reads the pool's tables; changes none."""
 
     def __init__(
-        self, fleet: Fleet, index: BlockIndex, audit: Audit, encoders: EncoderCaches, weights: Weights
-    ) -> None:
+        self, fleet: Fleet, index: BlockIndex, audit: Audit, encoders: EncoderCaches, book: LoadBook,
+        weights: Weights,
+    ) -> None:  # fmt: skip
         self.weights = weights
         self._fleet = fleet
         self._index = index
         self._audit = audit
         self._encoders = encoders
+        self._book = book
         self._permits: dict[str | None, Permits] = {}
         self._permits_of = (-1, -1)
 
@@ -58,14 +62,27 @@ class Scorer:
         if view is None:
             unknown = np.full_like(permits.reason, code_of(DegradeReason.CONTRACT_MISSING))
             permits = permits._replace(reason=unknown)
+        copy = self._due_copy(view)
+        request = asked(query, view, spec.block_size)
         return score_candidates(
             self._fleet.table.rows,
             band.slots,
-            asked(query, view, spec.block_size),
+            request._replace(copy_blocks=copy.blocks, copy_share=copy.share) if copy.blocks else request,
             self._found(query, view, band),
             permits,
             encoded,
             self.weights,
+        )
+
+    def _due_copy(self, view: KeyedView | None) -> DueCopy:
+        per_copy = self.weights.sharers_per_copy
+        if view is None or len(self._book) < per_copy:
+            return NO_COPY
+        return due_copy(
+            self._book.shared(view.key_array()),
+            num_open=len(self._book),
+            num_workers=len(self._fleet.members),
+            sharers_per_copy=per_copy,
         )
 
     def _found(self, query: RouteQuery, view: KeyedView | None, band: Band) -> Found:

@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 
     num_keys: blocks that have keys. prefix_keys: those before the first media item.
     media_blocks: ascending. item_ends, item_tokens: of each media item of exact layout, the token position
-    of its end and its encoder tokens. media_tokens: of all items, estimates included.
+    of its end and its encoder tokens. media_tokens: of all items, estimates included. copy_*: `DueCopy`.
     """
 
     num_tokens: int
@@ -43,6 +43,8 @@ class Asked(NamedTuple):
     media_blocks: npt.NDArray[np.int32]
     item_ends: IntArray
     item_tokens: IntArray
+    copy_blocks: int = 0
+    copy_share: float = 1.0
 
 
 class Found(NamedTuple):
@@ -200,11 +202,17 @@ def _score_all(
         cached = max(overlap, expected)
         left, saved = _encode_tokens(request, cached * size, encoded, row)
         out.encode_tokens, out.encoder_cached = left, saved
-        _fill_costs(worker, out, n, cached, weights)
+        due = usable_blocks(min(request.copy_blocks, limit), n, size, drops)
+        behind, _ = _encode_tokens(request, max(due, cached) * size, encoded, row)
+        _fill_costs(worker, out, n, cached, max(due, cached), left - behind, request.copy_share, weights)
 
 
 @compiled
-def _fill_costs(worker: Any, out: Any, n: int, cached: int, weights: Weights) -> None:
+def _fill_costs(
+    worker: Any, out: Any, n: int, cached: int, due: int, due_media: int, share: float, weights: Weights
+) -> None:
+    """cached, due: blocks that need not be computed, and that are due here if they are; due_media: encoder
+    tokens between the two. share: of computing those, which the request answers for."""
     size = worker.block_size
     rate = worker.prefill_ms_per_token
     strange = max(0, worker.engine_waiting - worker.waiting) * weights.strange_prompt_tokens
@@ -215,10 +223,13 @@ def _fill_costs(worker: Any, out: Any, n: int, cached: int, weights: Weights) ->
     # Blocks in a lower tier are fetched rather than computed; the prediction does not count them.
     fetched = weights.lower_tier_credit * max(0, out.lower - cached)
     out.prefill_ms = prefill_ms(rate, weights.attention_ms_per_kilotoken2, n, (cached + fetched) * size)
+    attention = weights.attention_ms_per_kilotoken2
+    spared = prefill_ms(rate, attention, due * size, min(due, cached + fetched) * size)
+    spared = (1.0 - share) * (spared + worker.encode_ms_per_token * due_media)
     active = max(worker.requests, worker.engine_running + worker.engine_waiting)
     usage = worker.kv_usage
     if worker.capacity_blocks > 0:
         more = (out.total - out.overlap) / worker.capacity_blocks
         usage = max(worker.decode_blocks / worker.capacity_blocks, usage) + more
-    out.pressure_ms = pressure_ms(weights, active, usage, out.encode_ms + out.prefill_ms)
+    out.pressure_ms = pressure_ms(weights, active, usage, out.encode_ms + out.prefill_ms, spared)
     out.cost_ms = out.wait_ms + out.encode_ms + out.prefill_ms + out.pressure_ms

@@ -121,6 +121,22 @@ def test_a_prefix_that_everybody_holds_on_one_worker_does_not_bury_it():
     assert min(places.values()) > 10
 
 
+@pytest.mark.parametrize(("sharers_per_copy", "least"), [(8.0, 15), (float("inf"), 0)])
+def test_a_prefix_of_all_requests_is_computed_again_by_a_worker_that_would_idle(sharers_per_copy, least):
+    """No single request would do it: it costs 10 times what the crowd at A does."""
+    fleet = Fleet(prefill_ms_per_token=5.0, sharers_per_copy=sharers_per_copy)
+    fleet.join(A, KEYS)
+    for worker in (B, C):
+        fleet.join(worker)
+    places: Counter[WorkerId] = Counter({A: 0, B: 0, C: 0})
+    for number in range(60):
+        decision = fleet.decide(str(number))
+        places[decision.worker] += 1
+        fleet.say(decision.worker, FIRST_TOKEN, str(number))
+    assert min(places.values()) >= least
+    assert (min(places.values()) == 0) == (least == 0)
+
+
 def test_a_picture_that_a_worker_encoded_is_sent_there_again_though_its_blocks_are_gone():
     fleet = Fleet()
     for worker in (A, B):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from router.columns import CANDIDATE, WORKER
 from router.compiling import plain_of
 from router.config import RouterConfig
+from router.copies import DueCopy
 from router.cost import Weights, prefill_ms, pressure_ms, wait_ms
 from router.credit import Allowance, Extent, allowance
 from router.scoring import Asked, Found, Permits, _score_all, asked, score_candidates
@@ -138,6 +139,11 @@ def test_a_share_of_the_requests_own_computing_counts_for_each_one_that_it_delay
     assert pressure_ms(weights._replace(crowding_requests=1.0), 3, 0.0, 80.0) == 80.0
 
 
+def test_what_others_answer_for_is_taken_off_with_what_it_would_have_delayed():
+    weights = WEIGHTS._replace(crowding=0.25, decode_ms_per_request=0.0)
+    assert pressure_ms(weights, 0, 0.0, 80.0, spared_ms=60.0) == 5.0 - 60.0
+
+
 def test_the_weights_come_from_the_configuration_each_in_its_place():
     config = RouterConfig(
         attention_ms_per_kilotoken2=2,
@@ -146,9 +152,12 @@ def test_the_weights_come_from_the_configuration_each_in_its_place():
         kv_pressure_ms=5,
         crowding=6,
         crowding_requests=7,
+        sharers_per_copy=8.5,
         lower_tier_credit=0.5,
     )
-    assert Weights.from_config(config) == Weights(2, 4, 9, 5, 6, 0.5, crowding_requests=7)
+    assert Weights.from_config(config) == Weights(
+        2, 4, 9, 5, 6, 0.5, crowding_requests=7, sharers_per_copy=8.5
+    )
 
 
 def test_a_cold_worker_computes_everything():
@@ -293,12 +302,22 @@ _weights = st.builds(
     Weights, *(st.floats(0, 10) for _ in range(2)), st.floats(1, 100), *(st.floats(0, 10) for _ in range(2)),
     st.floats(0, 1), st.floats(0, 500), st.floats(1, 100),
 )  # fmt: skip
+_copies = st.builds(DueCopy, st.integers(0, 8), st.floats(0.01, 1))
 _spans = st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(0, 5), st.integers(1, 30))
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(_cases, min_size=1, max_size=5), _weights, _spans, st.integers(0, 130), st.integers(0, 60))
-def test_the_compiled_pass_equals_its_plain_form_and_a_naive_twin(cases, weights, spans, num_tokens, more):
+@given(
+    st.lists(_cases, min_size=1, max_size=5),
+    _weights,
+    _spans,
+    st.integers(0, 130),
+    st.integers(0, 60),
+    _copies,
+)
+def test_the_compiled_pass_equals_its_plain_form_and_a_naive_twin(
+    cases, weights, spans, num_tokens, more, copy
+):
     offset, length, gap, other = spans
     pictures = (
         MediaSpan(offset, length, MediaId(1)),
@@ -311,7 +330,9 @@ def test_the_compiled_pass_equals_its_plain_form_and_a_naive_twin(cases, weights
         first_media_offset=offset,
         spans=pictures,
     )
-    given_tables = tables(cases, query)
+    workers, slots, request, *rest = tables(cases, query)
+    request = request._replace(copy_blocks=copy.blocks, copy_share=copy.share)
+    given_tables = (workers, slots, request, *rest)
     compiled = score_candidates(*given_tables, weights)
     workers, slots, *rest = given_tables
     plain = np.zeros(len(cases), CANDIDATE)
@@ -319,10 +340,10 @@ def test_the_compiled_pass_equals_its_plain_form_and_a_naive_twin(cases, weights
     for name in CANDIDATE.names:
         assert compiled[name].tolist() == pytest.approx(plain[name].tolist(), rel=1e-9, abs=1e-9), name
     for case, row in zip(cases, compiled, strict=True):
-        check_naively(case, row, query, weights)
+        check_naively(case, row, query, weights, copy)
 
 
-def check_naively(case: Case, row, query: RouteQuery, weights: Weights) -> None:
+def check_naively(case: Case, row, query: RouteQuery, weights: Weights, copy: DueCopy) -> None:
     """Written from the design's words, apart from the code."""
     n, size = query.num_tokens, 16
     blocks = {Extent.NOTHING: 0, Extent.BEFORE_MEDIA: min(6, query.first_media_offset // size)}
@@ -351,7 +372,14 @@ def check_naively(case: Case, row, query: RouteQuery, weights: Weights) -> None:
     pressure = weights.decode_ms_per_request * active * (1 + active / weights.saturation_requests)
     pressure += weights.kv_pressure_ms * usage**2
     crowd = weights.crowding * (1 + active / weights.crowding_requests)
-    pressure += crowd * (row["encode_ms"] + row["prefill_ms"])
+    due = max(usable(copy.blocks), cached)
+    media = zip(query.spans, case.encoded, strict=True)
+    later = sum(s.length for s, warm in media if cached * size < s.end <= due * size and not warm)
+    begun = min(effective, due * size)
+    spared = due * size - begun + 2.0 * min(later, left)
+    spared += weights.attention_ms_per_kilotoken2 * ((due * size) ** 2 - begun**2) / 1e6
+    spared *= 1 - copy.share
+    pressure += crowd * (row["encode_ms"] + row["prefill_ms"] - spared) - spared
     assert row["pressure_ms"] == pytest.approx(pressure)
     assert row["cost_ms"] == pytest.approx(
         sum(row[f"{t}_ms"] for t in ("wait", "encode", "prefill", "pressure"))
