@@ -97,7 +97,7 @@ class Engine:
             self._push,
             push_interval_s=router.push_interval_ms / 1000,
             heartbeat_s=router.heartbeat_ms / 1000,
-            renewal_s=router.lease_s / 4,
+            renewal_s=router.renewal_s,
             load=engine.load,
         )
         return RankWorker(worker, engine, relay)

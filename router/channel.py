@@ -13,8 +13,10 @@ from sightline_types import (
     WorkerPush,
 )
 
-__all__ = ["Channel", "LifecycleQueue"]
+__all__ = ["SETTLE_S", "Channel", "LifecycleQueue"]
 
+#: How long no event and no report must have come for a relay to be idle.
+SETTLE_S = 0.2
 #: Lifecycle events that wait for the actor at most; then the oldest are dropped, and counted.
 MAX_PENDING = 100_000
 BACKOFF_S = (0.1, 1.0)  # after the first failed push, and at most

@@ -296,3 +296,8 @@ class RouterConfig(BaseModel):
         description="Seconds without a message after which a worker is not chosen while others are heard; "
         "after four times as long it is forgotten.",
     )
+
+    @property
+    def renewal_s(self) -> float:
+        """Between a relay's lists of the requests that run."""
+        return self.lease_s / 4

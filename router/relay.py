@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from router import keys
-from router.channel import Channel, LifecycleQueue
+from router.channel import SETTLE_S, Channel, LifecycleQueue
 from router.events import AllCleared, EventBatch
 from router.residency import Residency
 from router.subscription import EventSource, EventSubscription
@@ -76,7 +76,7 @@ class EventRelay:
         *,
         push_interval_s: float = 0.015,
         heartbeat_s: float = 0.5,
-        settle_s: float = 0.2,
+        settle_s: float = SETTLE_S,
         renewal_s: float = 15.0,
         load: Callable[[], EngineLoad | None] = no_load,
         clock: Callable[[], float] = time.monotonic,

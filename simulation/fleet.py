@@ -63,6 +63,7 @@ class _Fleet:
             self._core.push,
             interval_ms=0.0 if self._sees_all else config.push_interval_ms,
             heartbeat_ms=config.heartbeat_ms,
+            renewal_ms=config.renewal_s * 1e3,
             delay_ms=0.0 if self._sees_all else scenario.event_delay_ms,
             loss=0.0 if self._sees_all else scenario.event_loss,
             random=Random(f"{scenario.seed}/loss"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
-from router.channel import Channel, LifecycleQueue
+from router.channel import SETTLE_S, Channel, LifecycleQueue
 from sightline_types import (
     DecisionId,
     EngineLoad,
@@ -27,18 +27,19 @@ from simulation.held_keys import HeldKeys
 
 __all__ = ["Link", "Uplink"]
 
-_RENEWAL_MS = 15_000.0
-_SETTLE_MS = 200.0
+_SETTLE_MS = SETTLE_S * 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """push: what the router does with a message. Milliseconds: between two messages with news, between two
-    without, and on the way. loss: share of messages that never arrive (the relay hears nothing, either)."""
+    without, between two lists of what runs, and on the way. loss: share of messages that never arrive (the
+    relay hears nothing, either)."""
 
     push: Callable[[WorkerPush], PushReply]
     interval_ms: float
     heartbeat_ms: float
+    renewal_ms: float
     delay_ms: float
     loss: float
     random: Random
@@ -64,7 +65,7 @@ class Uplink:
         self._planned_ms = float("inf")
         self._last_push_ms = float("-inf")
         self._last_change_ms = queue.now_ms
-        self._next_renewal_ms = queue.now_ms + _RENEWAL_MS
+        self._next_renewal_ms = queue.now_ms + link.renewal_ms
         self._plan()
 
     def report(self, event: LifecycleEvent) -> None:
@@ -159,5 +160,5 @@ class Uplink:
     def _running(self) -> tuple[DecisionId, ...] | None:
         if self._queue.now_ms < self._next_renewal_ms:
             return None
-        self._next_renewal_ms = self._queue.now_ms + _RENEWAL_MS
+        self._next_renewal_ms = self._queue.now_ms + self._link.renewal_ms
         return tuple(sorted(self._lifecycle.running))
