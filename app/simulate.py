@@ -63,7 +63,11 @@ def _first_line(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        return f"{where}: {first['msg']}, got {first['input']!r:.80}" if where else first["msg"]
+        return (
+            f"{where}: {first['msg']}, got {first['input']!r:.80}"
+            if where
+            else first["msg"].removeprefix("Value error, ")
+        )
     return str(error)
 
 

@@ -32,6 +32,7 @@ __all__ = [
 
 #: What a run may have at most: more would fill the memory for hours before the first figure.
 _MOST = {"requests": 2_000_000, "workers": 10_000, "jobs": 1024}
+_LONGEST_PAUSE_S = 86_400.0
 
 
 class ArgumentError(ValueError):
@@ -49,8 +50,8 @@ def check_counts(args: argparse.Namespace) -> None:
     share, pause = args.picture_share, args.think_s
     if share is not None and not 0 <= share <= 1:
         raise ArgumentError(f"--picture-share {share}: from 0 to 1")
-    if pause is not None and pause < 0:
-        raise ArgumentError(f"--think-s {pause}: 0 or more seconds")
+    if pause is not None and not 0 <= pause <= _LONGEST_PAUSE_S:
+        raise ArgumentError(f"--think-s {pause}: from 0 to {_LONGEST_PAUSE_S:g} seconds")
 
 
 def check_workload(args: argparse.Namespace, workload: Workload) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from simulation.presets import preset
 from simulation.profile import Profile
@@ -10,12 +12,22 @@ from simulation.profile import Profile
 __all__ = ["SimulationConfig"]
 
 
+def _sort_of_profile(value: object) -> str:
+    return "name" if isinstance(value, str) else "values"
+
+
+#: One of the two by what is given, so that a wrong value is not held against both.
+_ProfileOrName = Annotated[
+    Annotated[str, Tag("name")] | Annotated[Profile, Tag("values")], Discriminator(_sort_of_profile)
+]
+
+
 class SimulationConfig(BaseModel):
     """What the replica's engine is, and how fast its clock runs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    profile: str | Profile = Field(
+    profile: _ProfileOrName = Field(
         "instant",
         description="How long the engine's steps take: a preset's name, or the values of a profile "
         "(docs/simulated_engine.md).",

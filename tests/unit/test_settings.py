@@ -95,6 +95,12 @@ def test_what_a_simulated_engine_cannot_have_is_refused_by_name(args, word):
     assert word in refusal({"engine": "simulated"} | args)
 
 
+def test_a_wrong_value_of_a_profile_is_said_once():
+    said = refusal({"engine": "simulated", "simulation": {"profile": {"decode_bas_ms": 2}}})
+    assert said.count("\n") == 0
+    assert "decode_bas_ms" in said
+
+
 def test_an_empty_variable_changes_nothing():
     assert load_settings({"num_workers": 3}, {"SIGHTLINE_NUM_WORKERS": ""}).num_workers == 3
 

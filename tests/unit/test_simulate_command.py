@@ -89,6 +89,7 @@ def test_the_list_names_workloads_and_profiles(capsys):
         (["--trace", "x.jsonl"], "--workload T"),
         (["--picture-share", "0.5"], "--picture-share 0.5"),
         (["--think-s", "1"], "--think-s 1.0: W1"),
+        (["--workload", "W2", "--think-s", "nan"], "--think-s nan: from 0"),
         (["--workload", "W2", "--rate", "3"], "--rate 3"),
         (["--json", "/nowhere/x.json"], "no folder /nowhere"),
         (["--report", "/dev/null/x"], "--report /dev/null/x"),
