@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -73,8 +74,8 @@ class AsciiWords:
             return None
         return cls(tokenizer, pattern, "".join({token.content[:1] for token in added}))
 
-    def ids_of(self, text: str) -> Ids | None:
-        """None where only the tokenizer can tell."""
+    def ids_of(self, text: str, before: Sequence[int] = ()) -> Ids | None:
+        """Behind those of what stands before it; None where only the tokenizer can tell."""
         if not text.isascii() or any(start in text for start in self._starts):
             return None
         words = self._pattern.findall(text)
@@ -83,7 +84,8 @@ class AsciiWords:
         known = self._known(words)
         if known is None:
             return None
-        return np.array(list(itertools.chain.from_iterable(map(known.__getitem__, words))), dtype=np.int32)
+        ids = itertools.chain(before, itertools.chain.from_iterable(map(known.__getitem__, words)))
+        return np.array(list(ids), dtype=np.int32)
 
     def _known(self, words: list[str]) -> dict[str, list[int]] | None:
         """A table that holds all of `words`; None where too many are new (some of them are not any more)."""

@@ -50,6 +50,7 @@ class PromptEncoder:
         self._lock = threading.Lock()
         is_fast = tokenizer.is_fast
         self._words = AsciiWords.of(tokenizer.backend_tokenizer) if is_fast else None
+        self._added_ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
 
     def encode(self, text: str, position: int = 0) -> Encoded:
         """The ids of a text in which every special token counts, and how many lie before `position`.
@@ -94,10 +95,7 @@ class PromptEncoder:
         token = self._token_at(part)
         if token is None:
             return self._words.ids_of(part)
-        after = self._words.ids_of(part[len(token.content) :])
-        if after is None:
-            return None
-        return np.insert(after, 0, self._tokenizer.convert_tokens_to_ids(token.content))
+        return self._words.ids_of(part[len(token.content) :], (self._added_ids[token.content],))
 
     def _token_at(self, part: str) -> AddedToken | None:
         return next((t for t in self._specials.raw if part.startswith(t.content)), None)
