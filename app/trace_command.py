@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         yield from file
 
 

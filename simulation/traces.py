@@ -132,10 +132,10 @@ def read_trace(path: Path, picture_tokens: PictureTokens, *, picture_share: floa
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: {error}") from error
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a name may have other line ends in it
         if not line.strip():
             continue
         try:
@@ -153,7 +153,9 @@ def _parse(kind: type[_Line], path: Path, number: int, data: dict[str, Any]) -> 
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the line"
-        raise TraceError(f"{path}, line {number}: {where}: {first['msg']}") from error
+        raise TraceError(
+            f"{path}, line {number}: {where}: {first['msg'].removeprefix('Value error, ')}"
+        ) from error
 
 
 def _from_mooncake(asked: MooncakeRequest, picture_share: float) -> Session:

@@ -123,6 +123,15 @@ def test_what_cannot_be_read_names_its_line(tmp_path, lines, message):
         read_trace(write(tmp_path, *lines), tokens)
 
 
+def test_a_byte_order_mark_and_line_ends_of_windows_or_in_a_name_change_nothing(tmp_path):
+    line = '{"at_ms": 0, "parts": [{"text": "one\u2028two", "tokens": 9}], "output_tokens": 3}'
+    plain, marked = tmp_path / "plain.jsonl", tmp_path / "marked.jsonl"
+    plain.write_bytes(f"{line}\n{line}\n".encode())
+    marked.write_bytes(f"\ufeff{line}\r\n{line}\r\n".encode())
+    assert read_trace(plain, tokens) == read_trace(marked, tokens)
+    assert len(read_trace(plain, tokens).replayed()) == 2
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(TraceError, match=r"none\.jsonl"):
         read_trace(tmp_path / "none.jsonl", tokens)
