@@ -116,45 +116,34 @@ def layout(source: Source) -> InternVLLayout | None:
     kwargs = source.kwargs(Modality.IMAGE)
     if kwargs.keys() - _TILING_KWARGS[family]:
         return None
-    grid = (_chat_grid if family == "internvl_chat" else _hf_grid)(source, kwargs)
-    if grid is None:
+    found = _of_model(source, kwargs) if family == "internvl_chat" else _of_processor(source, kwargs)
+    if found is None:
         return None
-    return InternVLLayout(
-        family,
-        source.token(*(() if family == "internvl_chat" else ("image_token_id",)), text="<IMG_CONTEXT>"),
-        source.token(text="<img>"),
-        source.token(text="</img>"),
-        _tile_tokens(source, grid) if family == "internvl_chat" else _hf_tile_tokens(source),
-        grid,
-        source.files.tokenizer,
-    )
+    grid, tile_tokens = found
+    names = () if family == "internvl_chat" else ("image_token_id",)
+    image = source.token(*names, text="<IMG_CONTEXT>")
+    start, end = source.token(text="<img>"), source.token(text="</img>")
+    return InternVLLayout(family, image, start, end, tile_tokens, grid, source.files.tokenizer)
 
 
-def _chat_grid(source: Source, kwargs: Mapping[str, Any]) -> TileGrid:
+def _of_model(source: Source, kwargs: Mapping[str, Any]) -> tuple[TileGrid, int]:
+    """Tiles, and tokens of one, as config.json of OpenGVLab's format has them."""
     settings = {**source.config, **kwargs}
-    side = source.number(source.vision, "image_size")
-    is_dynamic = bool(settings.get("dynamic_image_size", True))
+    side, patch = source.number(source.vision, "image_size"), source.number(source.vision, "patch_size")
     least, most = (source.number(settings, f"{name}_dynamic_patch") for name in ("min", "max"))
-    if not is_dynamic:
+    if not settings.get("dynamic_image_size", True):
         least = most = 1
-    return TileGrid(side, side, least, most, bool(settings.get("use_thumbnail", False)))
+    grid = TileGrid(side, side, least, most, bool(settings.get("use_thumbnail", False)))
+    return grid, int((side // patch) ** 2 * float(source.config.get("downsample_ratio", 0.5)) ** 2)
 
 
-def _tile_tokens(source: Source, grid: TileGrid) -> int:
-    ratio = float(source.config.get("downsample_ratio", 0.5))
-    return int((grid.width // source.number(source.vision, "patch_size")) ** 2 * ratio**2)
-
-
-def _hf_grid(source: Source, kwargs: Mapping[str, Any]) -> TileGrid | None:
-    """None where the tile's sides are not given. transformers' processor always cuts, whatever its file
-    says."""
+def _of_processor(source: Source, kwargs: Mapping[str, Any]) -> tuple[TileGrid, int] | None:
+    """As transformers' processor has them, which always cuts, whatever its file says; None where a tile's
+    sides are not given."""
     settings = {**source.settings, **kwargs}
     size = settings.get("size")
     if not isinstance(size, Mapping) or not {"height", "width"} <= size.keys():
         return None
     least, most = source.number(settings, "min_patches", 1), source.number(settings, "max_patches", 12)
-    return TileGrid(source.number(size, "width"), source.number(size, "height"), least, most, thumbnail=True)
-
-
-def _hf_tile_tokens(source: Source) -> int:
-    return source.number(source.config, "image_seq_length", 256)
+    grid = TileGrid(source.number(size, "width"), source.number(size, "height"), least, most, thumbnail=True)
+    return grid, source.number(source.config, "image_seq_length", 256)
