@@ -112,7 +112,7 @@ def sightline_app(model: Path) -> Any:
         "engine": "simulated",
         "num_workers": 2,
         "max_workers": None,
-        "media": {"allow_private_addresses": True, "repeat_files": False},
+        "media": {"allow_private_addresses": True},
         "simulation": {"speedup": 0},
     }
     return build_app(load_settings(args, {}), "cpu")

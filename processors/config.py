@@ -76,7 +76,7 @@ class MediaConfig(BaseModel):
         "each other from making two pictures one on purpose.",
     )
     repeat_files: bool = Field(
-        True,
+        False,
         description="Send a picture's file to an engine that was given it before, too. false: it goes there "
         "by its identity alone, and is neither sent nor decoded again, where the engine keeps pictures "
         "(vLLM's `mm_processor_cache_gb`); one that it has dropped is sent in a second try.",
