@@ -14,6 +14,7 @@ chance sets workers apart.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 
 import numpy as np
@@ -48,7 +49,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Milliseconds per token, and the standard error of that; 0 where nothing was measured."""
+    """Milliseconds per token, and the standard error of that: infinite where nothing was measured, and the
+    larger the longer ago it was."""
 
     value: float
     error: float = 0.0
@@ -93,10 +95,10 @@ class WorkerRates:
 
     def prefill(self, now: float, memory_s: float) -> Rate:
         """The rate now; half of what was learned is forgotten each `memory_s`."""
-        return self._rate(1, now, memory_s)
+        return self._rate(1, now, memory_s) if self.prefill_samples else Rate(self._starts[0], inf)
 
     def encode(self, now: float, memory_s: float) -> Rate:
-        return self._rate(2, now, memory_s)
+        return self._rate(2, now, memory_s) if self.encode_samples else Rate(self._starts[1], inf)
 
     @property
     def fixed_ms(self) -> float:
@@ -105,15 +107,23 @@ class WorkerRates:
 
     def _rate(self, place: int, now: float, memory_s: float) -> Rate:
         start, share = self._starts[place - 1], float(self._regression.shares[place])
-        share = 1.0 + self._kept(now, memory_s) * (share - 1.0)
-        return Rate(start * share, start * self._regression.error(place))
+        kept = self._kept(now, memory_s)
+        share = 1.0 + kept * (share - 1.0)
+        return Rate(start * share, start * self._regression.error(place) / kept if kept else inf)
 
     def _kept(self, now: float, memory_s: float) -> float:
         return float(0.5 ** (max(0.0, now - self._at) / memory_s)) if self._regression.num_seen else 1.0
 
 
 def effective_rate(own: Rate, pool: list[Rate]) -> float:
-    """A worker's rate for the cost: the pool's median where it is about that, or may be, else its own."""
-    middle = median(rate.value for rate in pool) if pool else own.value
+    """A worker's rate for the cost: the pool's median where it is about that, or may be, else its own.
+
+    Of workers that were never measured nothing is known but what the others are: were they taken as
+    configured, those that turned out faster would get everything, and these would never be measured.
+    """
+    measured = [rate.value for rate in pool if rate.error < inf]
+    if not measured:
+        return own.value
+    middle = median(measured)
     is_alike = abs(own.value - middle) <= max(_ALIKE * middle, _SURE * own.error)
     return middle if is_alike else own.value

@@ -153,3 +153,18 @@ def test_a_difference_that_may_be_chance_does_not_count():
     pool = [Rate(0.100, 0.02), Rate(0.104, 0.02), Rate(0.160, 0.04)]
     assert effective_rate(pool[2], pool) == 0.104
     assert effective_rate(Rate(0.160, 0.02), pool) == 0.160
+
+
+def test_workers_that_were_never_measured_count_as_those_that_were():
+    fast, unknown = learned(*[Observation(0.01 * 2000, 2000)] * 20), learned()
+    pool = [rates.prefill(0.0, 100.0) for rates in (fast, unknown)]
+    assert effective_rate(pool[1], pool) == effective_rate(pool[0], pool) == pool[0].value < 0.05
+    encoding = [rates.encode(0.0, 100.0) for rates in (fast, unknown)]
+    assert [effective_rate(own, encoding) for own in encoding] == [0.1, 0.1]
+
+
+def test_a_slow_worker_counts_as_any_other_once_its_slowness_is_long_past():
+    slow, others = learned(*[Observation(0.5 * 2000, 2000)] * 30), [Rate(0.1, 0.001)] * 2
+    now, later = slow.prefill(0.0, 100.0), slow.prefill(1000.0, 100.0)
+    assert effective_rate(now, [now, *others]) == now.value > 0.3
+    assert effective_rate(later, [later, *others]) == 0.1
