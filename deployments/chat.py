@@ -119,7 +119,6 @@ class ChatService:
         self._degraded = degraded
         self._layouts = layouts or LayoutSource(config.layout_mode, config.served_model_name)
         self._stages = stages or StageTimes()
-        self.max_model_len: int | None = None
 
     async def start(
         self, request: ChatRequest, *, tenant: str | None = None, hints: RouteHints = _NO_HINTS
@@ -192,7 +191,8 @@ class ChatService:
         return prompt, replace(shipment, media=media, is_as_foreseen=True)
 
     def _check_length(self, prompt: PreparedPrompt, request: ChatRequest) -> None:
-        limit = self.max_model_len
+        pool = self._client.known_pool
+        limit = None if pool is None else pool.max_model_len
         if limit is None or not prompt.is_exact:
             return
         asked = request.output_limit or 1

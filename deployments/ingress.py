@@ -107,24 +107,23 @@ class Ingress:
         self._service = ChatService(
             config, self._prompts, fetcher, self._client, engine, live, self._degraded, self._layouts, stages
         )
-        self._pool_poll = spawn(self._learn_limits())
+        self._pool_poll = spawn(self._learn_pool())
         # What is here by now stays; to look it through for garbage stops all requests for 0.25 s.
         gc.freeze()
         # Requests leave few cycles: at 700 objects, the default, looking for them takes 2 % of the time.
         gc.set_threshold(GC_OBJECTS)
 
-    async def _learn_limits(self) -> None:
-        """The model's limit is the engine's word, known once the first worker has registered."""
+    async def _learn_pool(self) -> None:
+        """Requests are checked against the workers' limits, known once the first of them has registered."""
         while await self._max_model_len() is None:
             await asyncio.sleep(POOL_POLL_S)
 
     async def _max_model_len(self) -> int | None:
-        """Tokens; None while no worker has registered, or no router answers within some seconds."""
-        if self._service.max_model_len is None and await self._link.wait_up(POOL_POLL_S):
-            pool = await self._client.pool(POOL_TIMEOUT_S)
-            if pool is not None and pool.contracts:
-                self._service.max_model_len = min(c.max_model_len for c in pool.contracts.values())
-        return self._service.max_model_len
+        """Tokens, as the pool has it now; None while no worker has registered, or no router was found."""
+        if not await self._link.wait_up(POOL_POLL_S):
+            return None
+        pool = await self._client.pool(POOL_TIMEOUT_S) or self._client.known_pool
+        return None if pool is None else pool.max_model_len
 
     # The same work for HTTP and for Python handles.
 

@@ -40,6 +40,11 @@ class PoolView:
         """What a request must be keyed for."""
         return frozenset(contract.spec for contract in self.contracts.values())
 
+    @cached_property
+    def max_model_len(self) -> int | None:
+        """Tokens of prompt and answer that every worker takes; None in an empty pool."""
+        return min((contract.max_model_len for contract in self.contracts.values()), default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class RateStatus:

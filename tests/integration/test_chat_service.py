@@ -613,8 +613,11 @@ async def test_a_list_of_live_replicas_that_names_nobody_known_is_not_believed(h
 
 
 @pytest.mark.parametrize(("room", "fits"), [(101, True), (100, False)])
-async def test_a_prompt_that_cannot_fit_is_refused_before_anything_is_booked(house, room, fits):
-    house.service.max_model_len = room
+async def test_a_prompt_that_cannot_fit_is_refused_before_anything_is_booked(room, fits):
+    house = House()
+    await house.join(A, contract=replace(CONTRACT, max_model_len=room + 50))
+    await house.join(B, contract=replace(CONTRACT, max_model_len=room))
+    await house.client.pool(5.0)
     house.plays([Started, HELLO, END])
     if fits:
         await house.start()
@@ -623,6 +626,17 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_anything_is_booked(hou
         await house.start()
     assert caught.value.code == "context_length_exceeded"
     assert await house.booked() == {}
+
+
+async def test_the_limit_is_that_of_the_workers_that_are_here_now():
+    house = House()
+    await house.join(A, contract=replace(CONTRACT, max_model_len=50))
+    await house.client.pool(5.0)
+    await house.link.actor.forget(A)
+    await house.join(B)
+    await house.client.pool(5.0)
+    house.plays([Started, HELLO, END])
+    assert (await house.start()).receipt.worker == B
 
 
 async def test_the_salt_reaches_the_engine_and_the_keys(house):

@@ -3,6 +3,7 @@ script."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from processors import RequestError
 from router.client import RouterClient
 from sightline_types import DegradeReason, MediaId, Modality
 from tests.integration.test_chat_service import END, HELLO, PICTURE, House
-from tests.integration.worker import A, B
+from tests.integration.worker import CONTRACT, A, B
 
 RENDERED = RenderedItem(Modality.IMAGE, 10, 30, MediaId(77), MediaId(78))
 
@@ -47,7 +48,7 @@ def answer(length: int = 200) -> Rendered:
 @pytest_asyncio.fixture
 async def house() -> House:
     house = House()
-    await house.join(A, B)
+    await house.join(A, B, contract=replace(CONTRACT, max_model_len=1000))
     house.prompts.media = (PICTURE,)
     house.files.content["http://pictures/one.png"] = b"picture"
     house.plays([Started, HELLO, END])
@@ -56,16 +57,17 @@ async def house() -> House:
 
 async def start(house: House, renderer: Renderer, **options: Any) -> Any:
     layouts = LayoutSource("renderer", "m", renderer, timeout_s=30)  # type: ignore[arg-type]
+    client = RouterClient(house.link, budget_s=30)  # type: ignore[arg-type]
+    await client.pool(5.0)
     service = ChatService(
         IngressConfig(model="m", served_model_name="m"),
         house.prompts,  # type: ignore[arg-type]
         house.files,  # type: ignore[arg-type]
-        RouterClient(house.link, budget_s=30),  # type: ignore[arg-type]
+        client,
         house.engine,  # type: ignore[arg-type]
         house.live,
         layouts=layouts,
     )
-    service.max_model_len = 1000
     request = {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | options
     return await service.start(ChatRequest.model_validate(request))
 

@@ -26,8 +26,6 @@ RECEIPT = Receipt(DecisionId("d"), WorkerId("w"), None, "tie")
 class Service:
     """Answers every request with the same batches; an exception among them is raised."""
 
-    max_model_len = 100
-
     def __init__(self, *batches: Any) -> None:
         self._batches = batches
         self.closed = 0
