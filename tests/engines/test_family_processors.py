@@ -1,4 +1,7 @@
-"""Families compared with the processor that vLLM has installed: ids, ranges and masks, without an engine."""
+"""Families compared with the processor that vLLM has installed: ids, ranges and masks, without an engine.
+
+Where the engine runs a family (`test_families.py`), its worker makes the same comparison at its start.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from processors import FamilyLayout, LayoutOptions, ModelFiles, Shape, layout_fo
 from sightline_types import ImageSize
 from tests.engines.bench import ENGINE_IN_PROCESS
 from tests.engines.tiny_families import family_folder
-from tests.engines.tiny_processor_kinds import PROCESSOR_ONLY
+from tests.engines.tiny_weightless import PROCESSOR_ONLY
 
 pytestmark = [*ENGINE_IN_PROCESS]
 

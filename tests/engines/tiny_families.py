@@ -10,10 +10,10 @@ from typing import Any
 
 from app.tiny_models import KINDS, tiny_model
 from tests.engines.tiny_family import TEXT, TOWER, Family, write_family
-from tests.engines.tiny_processor_kinds import PROCESSOR_ONLY
+from tests.engines.tiny_weightless import PROCESSOR_ONLY, WEIGHTLESS
 
 #: In the folder's name: raise it when the files change.
-_VERSION = 5
+_VERSION = 10
 
 
 def family_folder(kind: str, root: Path) -> Path:
@@ -24,12 +24,18 @@ def family_folder(kind: str, root: Path) -> Path:
     if not target.is_dir():
         root.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=root))
-        write_family((FAMILIES | PROCESSOR_ONLY)[kind], building)
+        write_family((FAMILIES | WEIGHTLESS | PROCESSOR_ONLY)[kind], building)
         try:
             building.rename(target)
         except OSError:
             shutil.rmtree(building)  # another process was first
     return target
+
+
+def loading(kind: str) -> dict[str, Any]:
+    """What the engine has to be told of a kind: that it has no weights, that two groups share its blocks."""
+    drawn = {"load_format": "dummy", "trust_remote_code": True} if kind in WEIGHTLESS else {}
+    return drawn | ({"num_gpu_blocks_override": 260} if kind == "gemma3" else {})
 
 
 def _llava(ids: dict[str, int]) -> Any:

@@ -22,14 +22,28 @@ def _qwen2_5_omni(ids: dict[str, int]) -> Any:
     return Qwen2_5OmniConfig(thinker_config=thinker, architectures=["Qwen2_5OmniForConditionalGeneration"])
 
 
+_OMNI3_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 64}
+#: With what vLLM reads and transformers' class does not declare: the published files have both.
+_OMNI3_VISION = {
+    "depth": 2,
+    "hidden_size": 64,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "intermediate_size": 128,
+    "deepstack_visual_indexes": [0, 1],
+    "image_size": 768,
+    "apply_vit_abs_pos_embed": True,
+}
+
+
 def _qwen3_omni(ids: dict[str, int]) -> Any:
     from transformers import Qwen3OmniMoeConfig
 
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]}
     tokens = {f"{name}_token_id": ids[f"<|{name}_pad|>"] for name in ("image", "video", "audio")}
     thinker = {
-        "text_config": {**TEXT, "rope_parameters": rope, "num_experts": 2, "moe_intermediate_size": 64},
-        "vision_config": {"depth": 2, "hidden_size": 64, "num_heads": 2, "out_hidden_size": 64},
+        "text_config": TEXT | {"rope_parameters": rope, "tie_word_embeddings": False} | _OMNI3_EXPERTS,
+        "vision_config": _OMNI3_VISION,
         "audio_config": {"d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 2, "output_dim": 64},
     }
     return Qwen3OmniMoeConfig(

@@ -1,4 +1,4 @@
-"""Tiny models that are compared with the installed processor only."""
+"""Tiny models without weights: the engine draws them itself, or only the installed processor is asked."""
 
 from __future__ import annotations
 
@@ -6,16 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.engines.tiny_family import (
-    GOLDEN,
-    TEXT,
-    TOWER,
-    VOCAB,
-    Family,
-    WrittenConfig,
-    no_processor,
-)
+from tests.engines.tiny_family import GOLDEN, TEXT, TOWER, VOCAB, Family, WrittenConfig
 from tests.engines.tiny_omni import OMNI
+from tests.engines.tiny_remote_kinds import INTERNVL_CHAT, NEMOTRON
 
 
 def _glm4v(ids: dict[str, int]) -> Any:
@@ -52,6 +45,8 @@ def _kimi_k25(ids: dict[str, int]) -> Any:
     return Kimi_K25Config(
         architectures=["KimiK25ForConditionalGeneration"],
         text_config=text,
+        vision_config=dict(TOWER),
+        projection_hidden_size=64,
         image_token_id=ids["<|media_pad|>"],
     )
 
@@ -84,7 +79,7 @@ def _gemma3(ids: dict[str, int]) -> Any:
         architectures=["Gemma3ForConditionalGeneration"],
         text_config=Gemma3TextConfig(**text, query_pre_attn_scalar=32),
         vision_config=SiglipVisionConfig(**TOWER, image_size=112, patch_size=14),
-        mm_tokens_per_image=16,
+        mm_tokens_per_image=64,
         boi_token_index=ids["<start_of_image>"],
         eoi_token_index=ids["<end_of_image>"],
         image_token_index=ids["<image_soft_token>"],
@@ -95,7 +90,7 @@ def _gemma3_processor(tokenizer: Any) -> Any:
     from transformers import Gemma3ImageProcessor, Gemma3Processor
 
     pictures = Gemma3ImageProcessor(size={"height": 112, "width": 112}, do_pan_and_scan=False)
-    return Gemma3Processor(pictures, tokenizer, image_seq_length=16)
+    return Gemma3Processor(pictures, tokenizer, image_seq_length=64)
 
 
 def _internvl(ids: dict[str, int]) -> Any:
@@ -120,78 +115,6 @@ def _internvl_processor(tokenizer: Any) -> Any:
     return InternVLProcessor(pictures, tokenizer, InternVLVideoProcessor(size=size), image_seq_length=16)
 
 
-_INTERNVL_CODE = """from transformers import CONFIG_MAPPING, PretrainedConfig
-
-
-class InternVLChatConfig(PretrainedConfig):
-    model_type = "internvl_chat"
-    is_composition = True
-
-    def __init__(self, vision_config=None, llm_config=None, **kwargs):
-        self.vision_config = PretrainedConfig(**(vision_config or {}))
-        text = dict(llm_config or {"model_type": "qwen2"})
-        self.llm_config = CONFIG_MAPPING[text.pop("model_type")](**text)
-        super().__init__(**kwargs)
-
-    def get_text_config(self, **kwargs):
-        return self.llm_config
-"""
-
-
-_NEMOTRON_CODE = """from transformers import CONFIG_MAPPING, PretrainedConfig
-
-
-class NemotronConfig(PretrainedConfig):
-    model_type = "NemotronH_Nano_VL_V2"
-    is_composition = True
-
-    def __init__(self, vision_config=None, llm_config=None, **kwargs):
-        self.vision_config = PretrainedConfig(**(vision_config or {}))
-        text = dict(llm_config or {"model_type": "nemotron_h"})
-        self.text_config = CONFIG_MAPPING[text.pop("model_type")](**text)
-        super().__init__(**kwargs)
-
-    def get_text_config(self, **kwargs):
-        return self.text_config
-"""
-
-
-def _nemotron(ids: dict[str, int]) -> Any:
-    golden = json.loads((GOLDEN / "nemotron_omni.json").read_text())["meta"]["config"]
-    text = {**TEXT, "hybrid_override_pattern": "*-*-", "num_hidden_layers": 4}
-    return WrittenConfig(
-        model_type="NemotronH_Nano_VL_V2",
-        architectures=["NemotronH_Nano_VL_V2"],
-        auto_map={"AutoConfig": "configuration_nemotron.NemotronConfig"},
-        llm_config={"model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], **text},
-        img_context_token_id=ids["<image>"],
-        img_context_token="<image>",
-        img_start_token="<img>",
-        img_end_token="</img>",
-        use_thumbnail=True,
-        norm_mean=[0.5] * 3,
-        norm_std=[0.5] * 3,
-        **golden,
-    )
-
-
-def _internvl_chat(ids: dict[str, int]) -> Any:
-    return WrittenConfig(
-        model_type="internvl_chat",
-        architectures=["InternVLChatModel"],
-        auto_map={"AutoConfig": "configuration_internvl_chat.InternVLChatConfig"},
-        vision_config={**TOWER, "image_size": 112, "patch_size": 14},
-        llm_config={"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **TEXT},
-        force_image_size=112,
-        downsample_ratio=0.5,
-        min_dynamic_patch=1,
-        max_dynamic_patch=6,
-        dynamic_image_size=True,
-        use_thumbnail=True,
-        ps_version="v2",
-    )
-
-
 _GLM_TOKENS = (
     "<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>",
     "<|begin_of_video|>", "<|end_of_video|>",
@@ -199,14 +122,12 @@ _GLM_TOKENS = (
 
 _KIMI_TOKENS = ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
 
-#: One token, as in the real vocabularies: a placeholder before it is not found by its own ids.
-_END_OF_TAG = ">\n"
 _INTERNVL_TOKENS = ("<img>", "</img>", "<IMG_CONTEXT>")
 _GEMMA_TOKENS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
 
 
-#: Compared with the installed processor only.
-PROCESSOR_ONLY = {
+#: Run on the engine.
+WEIGHTLESS = {
     "glm4v": Family(
         _GLM_TOKENS,
         "<|begin_of_image|><|image|><|end_of_image|>",
@@ -220,13 +141,6 @@ PROCESSOR_ONLY = {
         _kimi_k25,
         None,
         _kimi_processor("kimi_k25"),
-    ),
-    "kimi_k3": Family(
-        (*_KIMI_TOKENS, "<|kimi_image_placeholder|>"),
-        "<|kimi_image_placeholder|>",
-        _kimi_k3,
-        None,
-        _kimi_processor("kimi_k3"),
     ),
     "gemma3": Family(
         _GEMMA_TOKENS,
@@ -254,23 +168,18 @@ PROCESSOR_ONLY = {
             "video_token": "<video>",
         },
     ),
-    "internvl_chat": Family(
-        _INTERNVL_TOKENS,
-        "<image>",
-        _internvl_chat,
-        None,
-        no_processor,
-        more=(_END_OF_TAG,),
-        code={"configuration_internvl_chat.py": _INTERNVL_CODE},
-    ),
-    "nemotron": Family(
-        ("<image>", "<img>", "</img>"),
-        "<image>",
-        _nemotron,
-        None,
-        no_processor,
-        more=(_END_OF_TAG,),
-        code={"configuration_nemotron.py": _NEMOTRON_CODE},
-    ),
+    "internvl_chat": INTERNVL_CHAT,
     **OMNI,
+}
+
+#: Compared with the installed processor only.
+PROCESSOR_ONLY = {
+    "kimi_k3": Family(
+        (*_KIMI_TOKENS, "<|kimi_image_placeholder|>"),
+        "<|kimi_image_placeholder|>",
+        _kimi_k3,
+        None,
+        _kimi_processor("kimi_k3"),
+    ),
+    "nemotron": NEMOTRON,
 }
