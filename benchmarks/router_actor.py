@@ -30,11 +30,12 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from deployments.router import Router, finder
-from router.client import ActorLink, RouterClient
+from router.client import RouterClient
 from router.config import RouterConfig
 from router.core import PoolView
 from router.events import BlockStored
 from router.keys import block_keys
+from router.link import ActorLink
 from router.relay import EventRelay
 from sightline_types import (
     Decision,

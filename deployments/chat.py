@@ -23,10 +23,11 @@ from deployments.shipment import MediaShipper, Shipment
 from deployments.stages import Stage, StageTimes
 from deployments.transport import EngineCalls
 from processors import Fetcher, PromptBuilder, RequestError, media_param
-from router.actor import Refusal, Undecided
-from router.client import RouterClient, spawn
+from router.calls import Refusal, Undecided
+from router.client import RouterClient
 from router.core import PoolView
 from router.keys import block_keys
+from router.link import spawn
 from router.live import LiveReplicas
 from sightline_types import (
     Decision,

@@ -34,7 +34,7 @@ from deployments.router import finder
 from deployments.transport import Payload
 from deployments.uuids import UuidLedger
 from processors import RequestError
-from router.client import ActorLink, spawn
+from router.link import ActorLink, spawn
 from router.pinned import Pin
 from router.relay import EventRelay
 from sightline_types import (

@@ -24,7 +24,7 @@ from deployments.protocol import (
     Started,
 )
 from processors import RequestError
-from router.actor import Undecided
+from router.calls import Undecided
 from router.client import RouterClient
 from router.pinned import Pin
 from sightline_types import Decision, DecisionId, DecisionReason, WorkerId

@@ -36,7 +36,8 @@ from deployments.router import finder
 from deployments.stages import Stage, StageTimes
 from processors import Fetcher, ModelFiles, PromptBuilder, RequestError
 from router import keys
-from router.client import ActorLink, RouterClient, spawn
+from router.client import RouterClient
+from router.link import ActorLink, spawn
 from router.live import live_replicas
 from sightline_types import DecisionId, WorkerId
 

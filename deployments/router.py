@@ -21,9 +21,9 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.audit_gauges import AuditGauges
 from router.actor import RouterActor
-from router.client import ActorAddress, spawn
 from router.config import RouterConfig
 from router.core import CoreStats, Receipt, WorkerStatus
+from router.link import ActorAddress, spawn
 from router.live_settings import live_settings
 from sightline_types import DecisionId, WorkerId
 

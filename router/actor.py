@@ -38,7 +38,7 @@ from sightline_types import (
     WorkerPush,
 )
 
-__all__ = ["Outcome", "Refusal", "RouterActor", "StalePool", "Undecided"]
+__all__ = ["RouterActor"]
 
 log = logging.getLogger("sightline.router")
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from router.calls import Outcome, Refusal, StalePool, Undecided
 from router.core import PoolView
-from router.link import ActorAddress, ActorLink, RouterUnreachable, spawn
+from router.link import ActorLink, RouterUnreachable, spawn
 from sightline_types import Decision, DecisionId, DegradeReason, RouteQuery, WorkerId
 
-__all__ = ["ActorAddress", "ActorLink", "RouterClient", "RouterUnreachable", "spawn"]
+__all__ = ["RouterClient"]
 
 #: Calls under way at most, so that the actor decides while its last answers are handed out; and how many
 #: requests one of them takes, so that many waiting ones are not a single call.

@@ -36,7 +36,7 @@ from deployments.engines.sglang_process import Listening, SglangProcess, server_
 from deployments.engines.sglang_video import ClipProcessor, images_first
 from deployments.protocol import EngineMessage, EngineRequest, Failed, NotHeld
 from processors import LayoutOptions, ModelFiles, layout_for
-from router.client import spawn
+from router.link import spawn
 from router.relay import EventSource
 from sightline_types import EngineLoad, KeyScheme, KvGroup, LayoutContract, Modality, WorkerContract
 

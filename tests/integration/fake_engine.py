@@ -13,7 +13,7 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from router.client import spawn
+from router.link import spawn
 from router.pinned import Pin
 
 

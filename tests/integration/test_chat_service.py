@@ -22,8 +22,9 @@ from deployments.protocol import Delta, EngineRequest, Failed, Finished, NotHeld
 from deployments.queries import cache_salt
 from processors import MediaConfig, MediaUnreachable, RequestError
 from router.actor import RouterActor
-from router.client import RouterClient, RouterUnreachable
+from router.client import RouterClient
 from router.config import RouterConfig
+from router.link import RouterUnreachable
 from router.live import LiveReplicas
 from router.pinned import Pin
 from sightline_types import (

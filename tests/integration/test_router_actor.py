@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.actor import StalePool, Undecided
+from router.calls import StalePool, Undecided
 from router.core import ContractRefused
 from sightline_types import (
     Decision,

@@ -13,8 +13,10 @@ import pytest_asyncio
 import ray
 from ray.serve.exceptions import RayServeException
 
-from router.actor import RouterActor, Undecided
-from router.client import ActorAddress, ActorLink, RouterClient, RouterUnreachable
+from router.actor import RouterActor
+from router.calls import Undecided
+from router.client import RouterClient
+from router.link import ActorAddress, ActorLink, RouterUnreachable
 from sightline_types import Decision, DecisionId, DegradeReason, KeyScheme, KeySpec, LifecycleKind, WorkerPush
 from tests.integration.worker import (
     CONTRACT,

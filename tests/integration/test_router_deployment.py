@@ -14,9 +14,10 @@ from ray import serve
 from ray.util import list_named_actors
 
 from deployments.router import WATCH_PERIOD_S, Router, finder
-from router.actor import Undecided
-from router.client import ActorAddress, ActorLink, RouterClient
+from router.calls import Undecided
+from router.client import RouterClient
 from router.config import RouterConfig
+from router.link import ActorAddress, ActorLink
 from sightline_types import Decision, DecisionId, DegradeReason, LifecycleEvent, LifecycleKind
 from tests.integration.worker import KEYS, A, B, Channel, builder, eventually, query
 

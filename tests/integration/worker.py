@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from router.actor import RouterActor, StalePool, Undecided
+from router.actor import RouterActor
+from router.calls import StalePool, Undecided
 from router.config import RouterConfig
 from router.core import PoolView
 from sightline_types import (

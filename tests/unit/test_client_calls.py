@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest_asyncio
 
-from router.actor import RouterActor, Undecided
-from router.client import CALLS, REQUESTS_A_CALL, RouterClient, RouterUnreachable
+from router.actor import RouterActor
+from router.calls import Undecided
+from router.client import CALLS, REQUESTS_A_CALL, RouterClient
 from router.config import RouterConfig
+from router.link import RouterUnreachable
 from router.status import PoolView
 from sightline_types import CandidateScore, Decision, DegradeReason, Tier, TierDelta, WorkerPush
 from tests.integration.worker import CONTRACT, KEYS, A, B, builder, packed
