@@ -7,8 +7,9 @@ what one refuses the other must refuse, and SGLang must count the items as the r
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from deployments.engines.sglang_media import MediaKeys, probe_prompt, run_processor
 from deployments.engines.sglang_video import (
@@ -18,12 +19,14 @@ from deployments.engines.sglang_video import (
     clip_requests,
     foreseen_ids,
 )
-from processors import FamilyLayout, LayoutOptions, ModelFiles, layout_for
+from processors import FamilyLayout, LayoutOptions, ModelFiles, Shape, layout_for
 from sightline_types import DegradeReason, ImageSize, LayoutContract, Modality
 
 __all__ = ["layouts"]
 
 log = logging.getLogger("sightline.deployments")
+
+_S = TypeVar("_S", bound=Shape)
 
 #: Tiny, slim, half-even, refused by some, large: what a processor's rounding and limits show in. None is
 #: huge: on a GPU SGLang may keep what it made of one until its scheduler asks, which here it never does.
@@ -49,10 +52,12 @@ async def layouts(
     if layout is None or Modality.IMAGE not in layout.placeholders:
         reason = DegradeReason.UNSUPPORTED_FAMILY
         return (LayoutContract(files.model_type, "", False, reason, "no layout is known for this family"),)
-    pictures = await _of_pictures(processor, layout, files, keys)
+    albums = (*((size,) for size in PICTURES), ALBUM) if keys.is_exact else ()
+    pictures = await _parting(layout, files, albums, partial(_picture_ids, processor))
     contracts = [_contract(layout, (Modality.IMAGE,), keys, pictures)]
     if clips is not None and Modality.VIDEO in layout.modalities:
-        detail = await _of_clips(processor, layout, files, keys, clips)
+        requests = clip_requests(layout) if keys.is_exact else ()
+        detail = await _parting(layout, files, requests, partial(clips.engine_ids, processor))
         contracts.append(_contract(layout, (Modality.VIDEO,), keys, detail))
         contracts.append(_contract(layout, (Modality.IMAGE, Modality.VIDEO), keys, pictures or detail))
     return tuple(contracts)
@@ -72,16 +77,25 @@ def _contract(
     return LayoutContract(family, fingerprint, True)
 
 
-async def _of_pictures(processor: Any, layout: FamilyLayout, files: ModelFiles, keys: MediaKeys) -> str:
-    for sizes in (*((size,) for size in PICTURES), ALBUM) if keys.is_exact else ():
-        prompt = probe_prompt(layout, files, sizes)
-        ours = foreseen_ids(layout, prompt, sizes)
+async def _parting(
+    layout: FamilyLayout,
+    files: ModelFiles,
+    requests: Iterable[Sequence[_S]],
+    engine_ids: Callable[[Sequence[int], Sequence[_S]], Awaitable[list[int] | None]],
+) -> str:
+    """Where the engine's prompts and the registry's part; empty where they do not.
+
+    engine_ids: the prompt that the engine makes of unexpanded ids and items; None where it refuses one.
+    """
+    for shapes in requests:
+        prompt = probe_prompt(layout, files, shapes)
+        ours = foreseen_ids(layout, prompt, shapes)
         try:
-            detail = _difference(ours, await _picture_ids(processor, prompt, sizes))
+            detail = _difference(ours, await engine_ids(prompt, shapes))
         except ItemsMiscounted as error:
             detail = str(error)
         if detail:
-            return f"at {', '.join(map(str, sizes))} {detail}"
+            return f"at {', '.join(map(str, shapes))} {detail}"
     return ""
 
 
@@ -99,21 +113,6 @@ async def _picture_ids(
         return None
     check_count(output, sizes)
     return [int(token) for token in output.input_ids]
-
-
-async def _of_clips(
-    processor: Any, layout: FamilyLayout, files: ModelFiles, keys: MediaKeys, clips: ClipProcessor
-) -> str:
-    for shapes in clip_requests(layout) if keys.is_exact else ():
-        prompt = probe_prompt(layout, files, shapes)
-        ours = foreseen_ids(layout, prompt, shapes)
-        try:
-            detail = _difference(ours, await clips.engine_ids(processor, prompt, shapes))
-        except ItemsMiscounted as error:
-            detail = str(error)
-        if detail:
-            return f"at {', '.join(map(str, shapes))} {detail}"
-    return ""
 
 
 def _difference(ours: list[int] | None, theirs: list[int] | None) -> str:
