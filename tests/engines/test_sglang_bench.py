@@ -16,12 +16,12 @@ import pytest_asyncio
 import zmq
 
 from app.tiny_models import tiny_model
-from processors import MediaConfig, ModelFiles, PromptBuilder
 from router.pads import pad_values
 from sightline_types import DegradeReason, KeyScheme
 from tests.engines import clips
 from tests.engines import pictures as make
 from tests.engines.bench import ENGINE_IN_PROCESS, Bench, check_lengths, check_no_false_credit, check_repeat
+from tests.engines.clip_checks import check_clip_lengths, check_replica_decoded, clip
 from tests.engines.service import INTRODUCTION, QUESTION, image_part, messages
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), *ENGINE_IN_PROCESS]
@@ -57,10 +57,6 @@ def picture(seed: int, size: tuple[int, int] = make.SIZE) -> dict[str, Any]:
 async def ask_twice(bench: Bench, turns: list[dict[str, Any]]) -> None:
     again = await check_repeat(bench, turns)
     assert again.media_overlap == again.media_blocks
-
-
-def clip(seed: int, **more: Any) -> dict[str, Any]:
-    return clips.inline(clips.clip(seed, **more))
 
 
 async def test_the_worker_says_that_pictures_and_clips_are_exact(bench: Bench) -> None:
@@ -145,10 +141,7 @@ async def check_stranger(bench: Bench, first: dict[str, Any], other: dict[str, A
 
 
 async def test_prompt_lengths_of_clips_are_the_engines(bench: Bench) -> None:
-    for number, (size, num_frames, fps) in enumerate(SHAPES):
-        part = clip(number, size=size, num_frames=num_frames, fps=fps)
-        seen = await check_lengths(bench, messages(part, "What?"))
-        assert seen.prompt.is_exact, (size, num_frames, fps, seen.prompt.reasons)
+    await check_clip_lengths(bench, SHAPES)
 
 
 async def test_a_repeated_clip_is_foretold_exactly(bench: Bench) -> None:
@@ -184,15 +177,4 @@ async def test_several_clips_are_exact_or_served_by_name_where_sglang_takes_them
 
 
 async def test_a_clip_that_the_replica_decodes_is_served_and_earns_what_is_before_it(bench: Bench) -> None:
-    turns = messages(picture(80, (200, 200)), clip(81, num_frames=20), QUESTION)
-    media, files = MediaConfig(identity="content"), ModelFiles.load(bench.contract.model)
-    exact = bench.prompts
-    bench.prompts = PromptBuilder(files, media, enable_multimodal=True, fetcher=bench.fetcher)
-    try:
-        await bench.ask(turns)
-        again = await bench.ask(turns)
-    finally:
-        bench.prompts = exact
-    assert again.prompt.reasons == (DegradeReason.VIDEO_DECODED_BY_ENGINE,)
-    # Foretold as far as it is known; the engine itself also finds the clip again.
-    assert 0 < again.predicted_cached < again.cached_tokens
+    await check_replica_decoded(bench, picture(80, (200, 200)))

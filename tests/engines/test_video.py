@@ -10,11 +10,10 @@ import pytest
 import pytest_asyncio
 
 from app.tiny_models import tiny_model
-from processors import MediaConfig, ModelFiles, PromptBuilder
-from sightline_types import DegradeReason
 from tests.engines import clips
 from tests.engines import pictures as make
 from tests.engines.bench import ENGINE_IN_PROCESS, Bench, check_lengths, check_no_false_credit, check_repeat
+from tests.engines.clip_checks import check_clip_lengths, check_replica_decoded, clip
 from tests.engines.service import INTRODUCTION, QUESTION, image_part, messages
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), *ENGINE_IN_PROCESS]
@@ -41,19 +40,12 @@ async def bench(request: pytest.FixtureRequest, models: Path) -> AsyncIterator[B
     await bench.stop()
 
 
-def clip(seed: int, **more: Any) -> dict[str, Any]:
-    return clips.inline(clips.clip(seed, **more))
-
-
 def picture(seed: int) -> dict[str, Any]:
     return image_part(make.data_url(make.png(seed, (200, 200))))
 
 
 async def test_prompt_lengths_are_the_engines(bench: Bench) -> None:
-    for number, (size, num_frames, fps) in enumerate(SHAPES):
-        part = clip(number, size=size, num_frames=num_frames, fps=fps)
-        seen = await check_lengths(bench, messages(part, "What?"))
-        assert seen.prompt.is_exact, (size, num_frames, fps, seen.prompt.reasons)
+    await check_clip_lengths(bench, SHAPES)
 
 
 async def test_a_repeat_is_foretold_exactly(bench: Bench) -> None:
@@ -88,16 +80,5 @@ async def test_the_same_frames_at_another_rate_are_not_held(bench: Bench) -> Non
 
 
 async def test_a_clip_that_the_replica_decodes_is_served_and_earns_what_is_before_it(bench: Bench) -> None:
-    turns = messages(picture(80), clip(81, num_frames=20), QUESTION)
-    media, files = MediaConfig(identity="content"), ModelFiles.load(bench.contract.model)
-    exact = bench.prompts
-    bench.prompts = PromptBuilder(files, media, enable_multimodal=True, fetcher=bench.fetcher)
-    try:
-        await bench.ask(turns)
-        again = await bench.ask(turns)
-    finally:
-        bench.prompts = exact
-    assert again.prompt.reasons == (DegradeReason.VIDEO_DECODED_BY_ENGINE,)
-    # Foretold as far as it is known; the engine itself also finds the clip again.
-    assert 0 < again.predicted_cached < again.cached_tokens
+    again = await check_replica_decoded(bench, picture(80))
     assert again.media_overlap > 0
