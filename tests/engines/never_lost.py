@@ -151,10 +151,10 @@ def event_sources(service: Service) -> dict[str, dict[str, str]]:
     return found
 
 
-def recount(replay_endpoint: str) -> set[int]:
-    """All that an engine holds, from its own buffer of raw events; no code of the relay's."""
+def recount(batches: list[bytes]) -> set[int]:
+    """All that an engine holds, from its own raw events; no code of the relay's."""
     naive = NaiveResidency(BLOCK, counts=True)
-    for payload in replay(replay_endpoint):
+    for payload in batches:
         for event in msgspec.msgpack.decode(payload)[1]:
             told = {"lora_name": None, "extra_keys": None, "parent_block_hash": None, "medium": "GPU"} | event
             match event["type"]:
@@ -198,14 +198,30 @@ def indexed(worker: str) -> set[int]:
 def assert_recounted(service: Service) -> int:
     """The index is what an independent subscriber counts. Returns the blocks held."""
     service.wait_idle(timeout_s=120)
+    published = {worker: replay(source["kv_replay"]) for worker, source in event_sources(service).items()}
+    wait_followed(service, {worker: len(batches) - 1 for worker, batches in published.items()})
     total = 0
-    for worker, source in event_sources(service).items():
-        counted = recount(source["kv_replay"])
+    for worker, batches in published.items():
+        counted = recount(batches)
         held = indexed(worker)
         missing, surplus = len(counted - held), len(held - counted)
         assert held == counted, f"{worker}: {missing} blocks are missing, {surplus} are not held"
         total += len(counted)
     return total
+
+
+def wait_followed(service: Service, last_seqs: dict[str, int]) -> None:
+    """Until every relay has come to its engine's last batch.
+
+    One that was lost on the way is followed by none that would tell: the relay finds it when it asks the
+    engine, a second after the stream fell silent, and is idle by what it knew until then.
+    """
+
+    def followed() -> bool:
+        return all(row["relay"]["engine_seq"] >= last_seqs[row["worker"]] for row in service.workers())
+
+    service.wait_for(followed, 60)
+    service.wait_idle(timeout_s=120)
 
 
 # Exactness afterwards
