@@ -20,7 +20,8 @@ from pathlib import Path
 import ray
 
 from router.admission import Overloaded
-from router.calls import Outcome, Refusal, StalePool, Undecided, unpack_call
+from router.calls import BadCall, Outcome, Refusal, StalePool, Undecided, unpack_call
+from router.complaints import Complaints
 from router.config import RouterConfig
 from router.contracts import ContractRefused
 from router.core import CoreStats, PoolView, Receipt, RouterCore, WorkerStatus
@@ -70,6 +71,7 @@ class RouterActor:
         self._line_address: LineAddress | None = None
         self._line_calls = 0
         self._on_line: set[WorkerId] = set()
+        self._complaints = Complaints(log)
 
     async def start(self, roster: Sequence[WorkerId]) -> int:
         """Begin to serve: warm once every worker on `roster` has sent its table. Returns the epoch."""
@@ -115,7 +117,13 @@ class RouterActor:
         call, args = unpack_call(number, body)
         if call.method == "push":
             (self._on_line.add if by_line else self._on_line.discard)(args[0].worker)
-        return call.pack_result(await getattr(self, call.method)(*args))
+        try:
+            return call.pack_result(await getattr(self, call.method)(*args))
+        except (BadCall, ContractRefused):
+            raise  # told to the caller, whose fault it is
+        except Exception as error:  # the caller hears of it, and goes on without; here is why
+            self._complaints.note(call.method, error)
+            raise
 
     async def _restore(self, path: Path) -> None:
         try:
@@ -162,7 +170,15 @@ class RouterActor:
         """Decide and book every query, in order."""
         if not self._core.is_warm():
             return [Undecided(DegradeReason.ROUTER_UNREACHABLE) for _ in queries]
-        return [self._decide(query) for query in queries]
+        return [self._decide_or_complain(query) for query in queries]
+
+    def _decide_or_complain(self, query: RouteQuery) -> Outcome:
+        """Others came in the same call: they are decided whatever becomes of this one."""
+        try:
+            return self._decide(query)
+        except Exception as error:  # a request's edge: routing never fails one
+            self._complaints.note("a decision", error)
+            return Undecided(DegradeReason.ROUTER_UNREACHABLE)
 
     def _decide(self, query: RouteQuery) -> Outcome:
         pool = self._core.pool()

@@ -74,7 +74,7 @@ class EventRelay:
         source: EventSource | None,
         push: Callable[[WorkerPush], Awaitable[PushReply]],
         *,
-        push_interval_s: float = 0.015,
+        push_interval_s: float = 0.03,
         heartbeat_s: float = 0.5,
         settle_s: float = SETTLE_S,
         renewal_s: float = 15.0,
