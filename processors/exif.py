@@ -49,8 +49,8 @@ def byteorder_of(header: bytes) -> Byteorder | None:
 
 
 def _tag(tiff: bytes) -> int | None:
-    """The orientation in the first directory, as Pillow (13.0) reads it: entries of unknown types and empty
-    ones are passed over, and one whose data lie beyond the end is the last that is read.
+    """The orientation in the first directory, as Pillow (13.0) reads it: entries of unknown types, empty ones
+    and those of a tag that was read before are passed over; one whose data lie beyond the end is the last.
 
     Raises:
         ValueError: not a TIFF structure; Pillow gives up too and leaves the picture as it is.
@@ -62,10 +62,12 @@ def _tag(tiff: bytes) -> int | None:
     if at + 2 > len(tiff):
         return None
     (count,) = struct.unpack_from(order + "H", tiff, at)
-    read = 0
+    read, known = 0, set[int]()
     for entry in range(at + 2, min(at + 2 + 12 * count, len(tiff) - 11), 12):
         tag, kind, values = struct.unpack_from(order + "HHL", tiff, entry)
         num_bytes, start = unit_bytes(kind) * values, entry + 8
+        if not num_bytes or tag in known:
+            continue
         if num_bytes > 4:
             read += num_bytes
             if read > len(tiff):
@@ -73,7 +75,8 @@ def _tag(tiff: bytes) -> int | None:
             (start,) = struct.unpack_from(order + "L", tiff, start)
             if start + num_bytes > len(tiff):
                 return None
-        if tag == ORIENTATION and num_bytes:
+        known.add(tag)
+        if tag == ORIENTATION:
             return first_number(order, kind, tiff[start : start + num_bytes]) or 1
     return None
 

@@ -42,6 +42,10 @@ EXIFS = {
     "plain": (exif_of([TURN]), TURNED),
     "behind an entry whose data lie beyond the end": (exif_of([BEYOND, TURN]), SIZE),
     "before an entry whose data lie beyond the end": (exif_of([TURN, BEYOND]), TURNED),
+    "behind an entry that came before, with data beyond the end": (
+        exif_of([(CAMERA, ASCII, 1, bytes(4)), BEYOND, TURN]),
+        TURNED,
+    ),
     "behind an entry larger than the file": (exif_of([(CAMERA, ASCII, 1 << 30, bytes(4)), TURN]), TURNED),
     "behind an entry of an unknown type": (exif_of([(CAMERA, UNKNOWN, 9, b"\0\0\xff\0"), TURN]), TURNED),
     "behind one that cannot be written again": (exif_of([(BITS, ASCII, 9, b"\0\0\0\x22"), TURN]), TURNED),
