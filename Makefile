@@ -11,7 +11,8 @@ help:
 	@echo "make run [CONFIG=file.yaml] [ONCE=1]  serve on 127.0.0.1:8000 and show that routing works"
 	@echo "make test                             every test, real engines included"
 	@echo "make test-unit | test-integration | test-engines"
-	@echo "make soak                             the long forms: 20 million operations, ten kills under load"
+	@echo "make soak                             the long forms: 20 million operations, ten kills under load, other"
+	@echo "                                      examples of every property"
 	@echo "make lint | format                    ruff and mypy --strict | ruff's formatter"
 	@echo "make -s python                        the path of the environment's interpreter"
 
@@ -25,7 +26,7 @@ test-unit test-integration test-engines: test-%:
 	@py=$(PYTHON); exec "$$py" -m pytest tests/$*
 
 soak:
-	@py=$(PYTHON); exec "$$py" -m pytest tests/soak
+	@py=$(PYTHON); "$$py" -m pytest tests/soak && "$$py" -m pytest tests/unit --hypothesis-profile=searching
 
 lint:
 	@py=$(PYTHON); "$$py" -m ruff check . && "$$py" -m ruff format --check . && "$$py" -m mypy $(TYPED)
