@@ -122,8 +122,11 @@ class _Connection(asyncio.Protocol):
         exchange = self._exchange
         if exchange is None:
             return
-        exchange.status = self._parser.get_status_code()
-        if exchange.status != 200:
+        status = self._parser.get_status_code()
+        if status < 200:
+            return  # early hints, or a proxy's `continue`: the answer is still to come
+        exchange.status = status
+        if status != 200:
             exchange.error = Body()
 
     def on_body(self, body: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,13 +56,20 @@ def run(args: argparse.Namespace) -> int:
         return _fail("interrupted before anything was measured", INTERRUPTED)
     if not args.quiet:
         print(report.text())
+    try:
+        _write(report, args)
+    except OSError as error:
+        return _fail(f"{error.filename or args.json or args.rows}: {error.strerror}", 1)
+    if report.is_interrupted:
+        return INTERRUPTED
+    return 0 if report.summary.good else 1
+
+
+def _write(report: Report, args: argparse.Namespace) -> None:
     if args.json is not None:
         report.write_json(args.json)
     if args.rows is not None:
         report.write_rows(args.rows)
-    if report.is_interrupted:
-        return INTERRUPTED
-    return 0 if report.summary.good else 1
 
 
 def measure(plan: Plan, groups: list[ProcessGroup]) -> Report:
@@ -122,6 +130,10 @@ def _check_writable(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"{path}: there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            raise UsageError(f"{path}: is a folder")
+        if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UsageError(f"{path}: may not be written")
 
 
 def _fail(message: str, status: int) -> int:

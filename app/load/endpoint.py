@@ -76,4 +76,9 @@ def _body(exchange: Exchange) -> bytearray:
 
 
 def _unreachable(target: Target, exchange: Exchange) -> str:
+    if exchange.status == 200 and exchange.failed not in ("timeout", "closed"):
+        return (
+            f"{target.url} answers with status 200, but not as OpenAI's API does: {exchange.failed} "
+            "(--no-stream asks for whole answers)"
+        )
     return f"{target.url} cannot be used ({exchange.failed}): is it serving there, and is the address right?"

@@ -30,7 +30,10 @@ class Usage(msgspec.Struct):
 
 
 class _Said(msgspec.Struct):
+    """reasoning: what a model thinks before it answers (vLLM 0.32; elsewhere `reasoning_content`)."""
+
     content: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
 
 
@@ -40,7 +43,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: Usage | None = None
     error: msgspec.Raw = msgspec.Raw()
 
@@ -93,16 +96,18 @@ class Words:
         if data == b"[DONE]":
             self.is_complete = True
             return
+        if not data:
+            return  # says nothing, and keeps the connection open
         try:
             chunk = _chunk.decode(data)
         except msgspec.DecodeError:
             self.failed = self.failed or "not a completion chunk"
             return
-        if bytes(chunk.error):
+        if bytes(chunk.error) not in (b"", b"null"):
             self.failed = self.failed or "error in the stream"
         if chunk.usage is not None:
             self.usage = chunk.usage
-        for choice in chunk.choices:
+        for choice in chunk.choices or ():
             said = _text(choice.delta)
             if said:
                 self.times.append(now)
@@ -110,7 +115,9 @@ class Words:
                     self._pieces.append(said)
 
     def close(self) -> None:
-        """The body has ended."""
+        """The body has ended, perhaps without a last line's end."""
+        if self._rest.strip() == b"data: [DONE]":
+            self.is_complete = True
         if not self.is_complete:
             self.failed = self.failed or "ended without [DONE]"
 
@@ -142,7 +149,7 @@ class Whole(Body):
             self.failed = "not a completion"
             return
         self.usage = answer.usage
-        self.text = "".join(_text(choice.message) for choice in answer.choices)
+        self.text = "".join(_text(choice.message) for choice in answer.choices or ())
         if not answer.choices:
             self.failed = "no choices in the answer"
 
@@ -158,4 +165,4 @@ def error_kind(status: int, body: bytes) -> str:
 
 
 def _text(said: _Said | None) -> str:
-    return (said.content or said.reasoning_content or "") if said is not None else ""
+    return (said.content or said.reasoning or said.reasoning_content or "") if said is not None else ""

@@ -21,7 +21,7 @@ class ChatEndpoint:
 
     pause_s: before the first word and between words. statuses: of coming requests, popped; then 200.
     tells: usage is told. cuts: the stream ends in the middle. errs: the stream carries an error.
-    lives_up_to: requests that a connection carries.
+    lives_up_to: requests that a connection carries. early: a status line of its own before each answer.
     """
 
     port: int = 0
@@ -37,6 +37,7 @@ class ChatEndpoint:
     cuts: bool = False
     errs: bool = False
     lives_up_to: int = 1_000_000
+    early: str = ""
     headers: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -114,6 +115,8 @@ class ChatEndpoint:
 
     def _head(self, writer: asyncio.StreamWriter, status: int, kind: str, length: str) -> None:
         headers = [f"{name}: {value}" for name, value in self.headers.items()]
+        if self.early:
+            writer.write(f"HTTP/1.1 {self.early}\r\n\r\n".encode())
         lines = [f"HTTP/1.1 {status} X", f"content-type: {kind}", length, *headers, "", ""]
         writer.write("\r\n".join(lines).encode())
 

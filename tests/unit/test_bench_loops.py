@@ -115,7 +115,7 @@ async def test_stopping_gives_up_what_is_under_way(monkeypatch):
 STREAM = (
     b': a comment\n\ndata: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
     b'data: {"choices":[{"delta":{"content":"one "}}]}\r\n\r\n'
-    b'data:{"choices":[{"delta":{"reasoning_content":"two "}}]}\n\n'
+    b'data:{"choices":[{"delta":{"reasoning_content":"two "}}]}\n\ndata:\n\n'
     b'data: {"choices":[{"delta":{"content":"th\xc3\xa9"},"finish_reason":"stop"}]}\n\n'
     b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,'
     b'"prompt_tokens_details":{"cached_tokens":4}}}\n\ndata: [DONE]\n\n'
@@ -141,6 +141,23 @@ def test_the_empty_piece_that_opens_a_stream_is_not_the_first_token():
     words.feed(first, 1.0)
     words.feed(b"\n\ndata: " + rest, 2.0)
     assert words.times[0] == 2.0
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        '{"choices":[{"delta":{"content":"one"}}],"error":null,"usage":null}',
+        '{"choices":[{"delta":{"content":null,"reasoning":"one"}}]}',
+        '{"choices":null}\n\ndata: {"choices":[{"delta":{"content":"one"}}]}',
+        '{"choices":[{"delta":null},{"delta":{"content":"one"}}]}',
+    ],
+)
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n", ""])
+def test_endpoints_differ_in_what_they_leave_empty(chunk, end):
+    words = Words(keeps_text=True)
+    words.feed(f"data: {chunk}\n\ndata: [DONE]{end}".encode(), 0.0)
+    words.close()
+    assert (words.text, words.failed, len(words.times)) == ("one", "", 1)
 
 
 @pytest.mark.parametrize(
