@@ -21,11 +21,19 @@ class EncoderCache:
     """`capacity` in encoder tokens."""
 
     def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._free = capacity
         self._freeable = capacity
         self._holders: dict[int, set[str]] = {}
         self._sizes: dict[int, int] = {}
         self._idle: OrderedDict[int, int] = OrderedDict()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the parts contradict each other (tests; slow)."""
+        assert 0 <= self._free == self._capacity - sum(self._sizes.values())
+        assert self._idle == {m: self._sizes[m] for m, holders in self._holders.items() if not holders}
+        assert self._freeable == self._free + sum(self._idle.values())
+        assert self._sizes.keys() == self._holders.keys()
 
     def holds(self, media_id: int) -> bool:
         return media_id in self._holders

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simulation import (
@@ -13,6 +14,7 @@ from simulation import (
     GPU,
     Cleared,
     EngineSpec,
+    Event,
     Profile,
     Removed,
     SimulatedEngine,
@@ -91,14 +93,42 @@ class Driven:
 
     def step(self) -> bool:
         step = self.engine.step()
-        self.engine._scheduler.kv.pool.check_integrity()
+        self.check_state()
         if step is not None:
+            self.check_limits(step)
             self.steps.append(step)
-            self._book(step)
+            self._book(step.events)
         return step is not None
 
-    def _book(self, step: Step) -> None:
-        for event in step.events:
+    def check_state(self) -> None:
+        """Every reference to a block or an encoder output is that of a request that is here."""
+        scheduler, sequences = self.engine._scheduler, self.engine._sequences
+        scheduler.kv.pool.check_integrity()
+        scheduler.encoder.check_integrity()
+        held = Counter(block for sequence in sequences.values() for block in sequence.blocks)
+        assert held == {block: refs for block, refs in enumerate(scheduler.kv.pool._refs) if refs}
+        assert {id(s) for s in (*scheduler.running, *scheduler.waiting)} == set(map(id, sequences.values()))
+        holders = {
+            (one.request.media[index].media_id, name)
+            for name, one in sequences.items()
+            for index in one.encoder_holds
+        }
+        assert holders == {
+            (item, name) for item, names in scheduler.encoder._holders.items() for name in names
+        }
+
+    def check_limits(self, step: Step) -> None:
+        spec, work = self.engine.spec, step.work
+        assert 0 < work.prefill_tokens + work.decode_requests <= spec.max_num_batched_tokens
+        assert work.encoder_tokens <= spec.encoder_budget
+        assert len(step.outputs) <= spec.max_num_seqs
+        assert len({output.request_id for output in step.outputs}) == len(step.outputs)
+        for output in step.outputs:
+            assert 0 <= output.cached_tokens < self.requests[output.request_id].prompt_tokens
+            assert output.cached_tokens % spec.block_size == 0
+
+    def _book(self, events: Iterable[Event]) -> None:
+        for event in events:
             if isinstance(event, Cleared):
                 for counts in self.held.values():
                     counts.clear()
@@ -110,12 +140,16 @@ class Driven:
         assert all(count >= 0 for counts in self.held.values() for count in counts.values())
 
     def check_books(self) -> None:
+        self._book(
+            self.engine._scheduler.kv.take_events()
+        )  # an idle engine's clearing, due with its next step
         ends = Counter(o.request_id for s in self.steps for o in s.outputs if o.is_finished)
         assert ends == Counter(set(self.requests) - self.aborted)
         tokens = Counter(o.request_id for s in self.steps for o in s.outputs)
         for name in ends:
             one = self.requests[name]
             assert tokens[name] == min(one.output_tokens, SPEC.max_model_len - one.prompt_tokens)
+        assert self.engine.is_idle
         pool = self.engine._scheduler.kv.pool
         assert {key for key, count in self.held[GPU].items() if count} == set(pool._cached)
         assert pool.usage == 0
@@ -128,15 +162,31 @@ class LongWay(Scheduler):
         return index
 
 
-@settings(deadline=None, max_examples=60)
-@given(OPERATIONS, st.booleans(), st.sampled_from([0, 6]))
+#: From the smallest that any of the prompts fits into.
+SPECS = st.builds(
+    EngineSpec,
+    block_size=st.just(BLOCK),
+    num_blocks=st.integers(12, 20),
+    max_num_seqs=st.integers(1, 4),
+    max_num_batched_tokens=st.integers(1, 13),
+    max_model_len=st.just(44),
+    encoder_budget_tokens=st.integers(5, 9),
+    encoder_cache_tokens=st.integers(5, 9),
+    async_scheduling=st.booleans(),
+    lower_tier_blocks=st.sampled_from([0, 6]),
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(OPERATIONS, SPECS)
+@example([([0, 2, 2, 2, 2], 2, []), "step", "step", "step", "clear"], SPEC)
 def test_every_request_ends_once_with_its_tokens_and_events_tell_what_is_held(
-    operations: list[tuple[list[int], int, list[SimulatedMedia]] | str | int], in_flight: bool, lower: int
+    operations: list[tuple[list[int], int, list[SimulatedMedia]] | str | int], spec: EngineSpec
 ) -> None:
-    driven = Driven(replace(SPEC, async_scheduling=in_flight, lower_tier_blocks=lower))
+    driven = Driven(spec)
     driven.run(operations)
     driven.check_books()
-    if lower:
+    if spec.lower_tier_blocks:
         held = {key for key, count in driven.held[CPU].items() if count}
         assert driven.engine._scheduler.kv.lower is not None
         assert held == set(driven.engine._scheduler.kv.lower._held)
