@@ -18,10 +18,21 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _SERVE_CONFIG = "serve_config.yaml"
+#: As a shell reports it of a program that SIGINT ended.
+_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status (1: failed, 2: wrong usage; `layout` has its own)."""
+    """Run the command line; returns the exit status (1: failed, 2: wrong usage, 130: Ctrl-C; `layout` has its
+    own)."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:
+        print("sightline: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = _parser()
     words = list(sys.argv[1:] if argv is None else argv)
     try:

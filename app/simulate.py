@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from app.progress import ProgressLine
 from app.simulate_args import (
     ArgumentError,
     check_counts,
@@ -25,26 +22,15 @@ from app.simulate_args import (
     read_rates,
     read_router,
 )
-from app.simulate_output import RatedRun, as_json, table
+from app.simulate_output import RatedRun, as_json, table, write_json
+from app.simulate_runs import Job, results, title
 from simulation.errors import SimulationError
-from simulation.fleet import FleetRun, simulate
 from simulation.picture_tokens import QWEN3_VL_TOKENS
-from simulation.prompts import Session
 from simulation.scenario import Scenario
 from simulation.spec import EngineSpec
 from simulation.workloads import WORKLOADS, Load, Workload, find_workload
 
 __all__ = ["picture_tokens", "run"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One policy at one rate."""
-
-    rate: float | None
-    policy: str
-    sessions: tuple[Session, ...]
-    scenario: Scenario
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,6 +40,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     try:
         return _run(args)
+    except BrokenProcessPool:
+        print(
+            "sightline: a run's process was ended from outside (out of memory?): fewer --jobs",
+            file=sys.stderr,
+        )
+        return 1
     except (ArgumentError, SimulationError, ValidationError) as error:
         print(f"sightline: {_first_line(error)}", file=sys.stderr)
         return 1
@@ -79,17 +71,20 @@ def _run(args: argparse.Namespace) -> int:
     draw = _report_writer(args)
     scenario = _scenario(args)
     jobs = list(_jobs(args, workload, scenario))
-    runs = [RatedRun(job.rate, result) for job, result in zip(jobs, _results(jobs, args.jobs), strict=True)]
-    if str(args.json) != "-":
-        print("\n".join(table(runs)))
+    runs: list[RatedRun] = []
+    try:
+        for job, result in zip(jobs, results(jobs, args.jobs), strict=True):
+            runs.append(RatedRun(job.rate, result))
+    finally:  # Ctrl-C: what has ended by then
+        if runs and str(args.json) != "-":
+            print("\n".join(table(runs)))
     if args.json is not None:
-        text = json.dumps(as_json(workload.name, args.seed, scenario, runs), indent=1)
-        if str(args.json) == "-":
-            print(text)
-        else:
-            args.json.write_text(text + "\n", encoding="utf-8")
+        write_json(args.json, as_json(workload.name, args.seed, scenario, runs))
     if draw is not None:
-        print(f"report: {draw(args.report, workload, runs)}", file=sys.stderr)
+        try:
+            print(f"report: {draw(args.report, workload, runs)}", file=sys.stderr)
+        except OSError as error:
+            raise ArgumentError(f"--report {args.report}: {error.strerror}") from error
     for line in _failures(runs):
         print(f"sightline: {line}", file=sys.stderr)
     return 0 if any(each.run.summary.served for each in runs) else 1
@@ -101,7 +96,7 @@ def _failures(runs: Sequence[RatedRun]) -> Iterator[str]:
         failed = [record.failure for record in each.run.records if not record.is_served]
         if failed:
             why = failed[0] or "not sent, because the turn before it failed"
-            yield f"{_title(each.run.policy, each.rate)}: {len(failed)} requests failed, the first: {why}"
+            yield f"{title(each.run.policy, each.rate)}: {len(failed)} requests failed, the first: {why}"
 
 
 def _report_writer(args: argparse.Namespace) -> Any:
@@ -140,7 +135,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     )
 
 
-def _jobs(args: argparse.Namespace, workload: Workload, scenario: Scenario) -> Iterator[_Job]:
+def _jobs(args: argparse.Namespace, workload: Workload, scenario: Scenario) -> Iterator[Job]:
     load = Load(
         rate_per_s=workload.rate_per_s,
         num_requests=args.requests or workload.num_requests,
@@ -156,31 +151,7 @@ def _jobs(args: argparse.Namespace, workload: Workload, scenario: Scenario) -> I
     for rate in rates:
         sessions = workload.make(replace(load, rate_per_s=rate))
         for policy in policies:
-            yield _Job(rate if workload.has_rate else None, policy, sessions, scenario)
-
-
-def _results(jobs: Sequence[_Job], at_a_time: int) -> Iterator[FleetRun]:
-    with ProgressLine(len(jobs)) as progress:
-        if at_a_time <= 1 or len(jobs) == 1:
-            for job in jobs:
-                num_requests = sum(len(session.turns) for session in job.sessions)
-                note = progress.begin(_title(job.policy, job.rate), num_requests)
-                yield simulate(job.sessions, job.scenario, job.policy, note)
-                progress.end()
-            return
-        with ProcessPoolExecutor(at_a_time, mp_context=get_context("spawn")) as pool:
-            for job, result in zip(jobs, pool.map(_run_job, jobs), strict=True):
-                progress.begin(_title(job.policy, job.rate), 0)
-                yield result
-                progress.end()
-
-
-def _title(policy: str, rate: float | None) -> str:
-    return policy if rate is None else f"{policy} at {rate:g}/s"
-
-
-def _run_job(job: _Job) -> FleetRun:
-    return simulate(job.sessions, job.scenario, job.policy)
+            yield Job(rate if workload.has_rate else None, policy, sessions, scenario)
 
 
 def _listing() -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def check_counts(args: argparse.Namespace) -> None:
             raise ArgumentError(f"--{name.replace('_', '-')} {value}: at least 1")
         if value is not None and value > _MOST.get(name, value):
             raise ArgumentError(f"--{name.replace('_', '-')} {value}: at most {_MOST[name]}")
+    if args.kv_tokens < args.block_size:
+        raise ArgumentError(f"--kv-tokens {args.kv_tokens}: not one block of --block-size {args.block_size}")
     share, pause = args.picture_share, args.think_s
     if share is not None and not 0 <= share <= 1:
         raise ArgumentError(f"--picture-share {share}: from 0 to 1")
@@ -71,13 +74,20 @@ def check_workload(args: argparse.Namespace, workload: Workload) -> None:
 
 def check_outputs(args: argparse.Namespace) -> None:
     """Before anything runs. Raises ArgumentError where a result could not be written afterwards."""
-    if args.json is not None and str(args.json) != "-" and not args.json.parent.is_dir():
-        raise ArgumentError(f"--json {args.json}: there is no folder {args.json.parent}")
+    if args.json is not None and str(args.json) != "-":
+        if not args.json.parent.is_dir():
+            raise ArgumentError(f"--json {args.json}: there is no folder {args.json.parent}")
+        if args.json.is_dir():
+            raise ArgumentError(f"--json {args.json}: is a folder")
+        if not os.access(args.json if args.json.exists() else args.json.parent, os.W_OK):
+            raise ArgumentError(f"--json {args.json}: may not be written")
     if args.report is not None:
         try:
             args.report.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ArgumentError(f"--report {args.report}: {error.strerror}") from error
+        if not os.access(args.report, os.W_OK | os.X_OK):
+            raise ArgumentError(f"--report {args.report}: may not be written")
 
 
 def read_rates(text: str) -> list[float]:

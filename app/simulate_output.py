@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from app.simulate_args import ArgumentError
 from simulation.fleet import FleetRun
 from simulation.scenario import Scenario
 
-__all__ = ["RatedRun", "as_json", "table"]
+__all__ = ["RatedRun", "as_json", "table", "write_json"]
 
 _COLUMNS = (
     "rate", "policy", "tokens/s", "TTFT p50", "p90", "p99", "ITL p50", "p99", "e2e p50", "p99", "hit",
@@ -68,3 +71,19 @@ def as_json(workload: str, seed: int, scenario: Scenario, runs: Sequence[RatedRu
             {"rate_per_s": each.rate, "policy": each.run.policy, **asdict(each.run.summary)} for each in runs
         ],
     }
+
+
+def write_json(path: Path, said: dict[str, Any]) -> None:
+    """`-` is stdout.
+
+    Raises:
+        ArgumentError: it cannot be written there.
+    """
+    text = json.dumps(said, indent=1)
+    if str(path) == "-":
+        print(text)
+        return
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"--json {path}: {error.strerror}") from error

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
-import binascii
-import io
 import secrets
 import sys
 from collections.abc import Iterator
@@ -20,9 +17,10 @@ __all__ = ["run", "size_in_data_url"]
 def run(args: argparse.Namespace) -> int:
     """Exit status 0, or 1 where a line cannot be read or there is none; then nothing is written."""
     width, _, height = args.size.partition("x")
-    if not (width.isdigit() and height.isdigit() and int(width) and int(height)):
-        print(f"sightline: --size {args.size!r}: WIDTHxHEIGHT, such as 1280x720", file=sys.stderr)
-        return 1
+    if not (_is_side(width) and _is_side(height)):
+        return _fail(f"--size {args.size!r}: WIDTHxHEIGHT, such as 1280x720")
+    if args.out.exists() and args.log.exists() and args.out.samefile(args.log):
+        return _fail(f"--out {args.out}: that is the log itself")
     anonymizer = Anonymizer(
         secrets.token_bytes(32), size_of=size_in_data_url, other_size=(int(width), int(height))
     )
@@ -33,15 +31,22 @@ def run(args: argparse.Namespace) -> int:
         if not lines:
             raise TraceError("no requests in it")
     except (OSError, UnicodeDecodeError, TraceError) as error:
-        print(f"sightline: {args.log}: {error}", file=sys.stderr)
-        return 1
+        return _fail(f"{args.log}: {error}")
     try:
         args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
-        print(f"sightline: --out {args.out}: {error.strerror}", file=sys.stderr)
-        return 1
+        return _fail(f"--out {args.out}: {error.strerror}")
     print(f"{args.out}: {len(lines)} requests")
     return 0
+
+
+def _fail(message: str) -> int:
+    print(f"sightline: {message}", file=sys.stderr)
+    return 1
+
+
+def _is_side(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and 0 < len(text) <= 6 and text[0] != "0"
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -51,12 +56,14 @@ def _lines(path: Path) -> Iterator[str]:
 
 def size_in_data_url(url: str) -> tuple[int, int] | None:
     """(width, height) from the header of a picture that is in its own address; None for any other."""
-    if not url.startswith("data:"):
+    if url[:5].lower() != "data:":
         return None
-    from PIL import Image, UnidentifiedImageError
+    from processors.data_url import parse_data_url
+    from processors.errors import RequestError
+    from processors.probe import ProbeError, probe_image
 
     try:
-        with Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) as image:
-            return image.size
-    except (UnidentifiedImageError, OSError, ValueError, binascii.Error):
+        size = probe_image(parse_data_url(url, max_bytes=len(url)))
+    except (RequestError, ProbeError):
         return None
+    return size.width, size.height

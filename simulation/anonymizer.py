@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from simulation.errors import TraceError
-from simulation.traces import TracePart, TraceRequest
+from simulation.traces import LONGEST_MS, TracePart, TraceRequest
 
 __all__ = ["PIECE_CHARACTERS", "Anonymizer", "estimated_tokens"]
 
 #: Characters of a text that are named together: a shared beginning is kept to this grain.
 PIECE_CHARACTERS = 256
+#: Since 1970, in milliseconds: beyond any clock, so that a time in another unit is noticed.
+_LATEST_MS = 1e14
 #: Tokens that a chat template puts around a message, about.
 _TEMPLATE_TOKENS = 5
 
@@ -46,19 +50,25 @@ class Anonymizer:
     def convert(self, lines: Iterable[str]) -> Iterator[TraceRequest]:
         """A log's lines, each the request itself or {"request": ..., "response": ..., "timestamp": ...}.
 
-        timestamp or created: seconds; at_ms: milliseconds. Without one the requests come a second apart.
+        timestamp or created: seconds; at_ms: milliseconds; in any order, of all lines or of none. Without
+        them the requests come a second apart. Nothing is yielded before the last line is read.
 
         Raises:
             TraceError: a line is not such a request; names it, and quotes nothing of it.
         """
-        begin: float | None = None
+        sent: list[tuple[int, float | None, TraceRequest]] = []
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             entry = _entry(number, line)
-            at_ms = _at_ms(number, entry)
-            begin = at_ms if begin is None else begin
-            yield self._request(number, entry, max(0.0, at_ms - begin))
+            try:
+                sent.append((number, _at_ms(number, entry), self._request(number, entry)))
+            except ValidationError as error:
+                raise TraceError(f"line {number}: {_wrong_field(error)}") from None
+        times = _times_ms(sent)
+        begin = min(times, default=0.0)
+        for at_ms, (_, _, request) in zip(times, sent, strict=True):
+            yield request.model_copy(update={"at_ms": round(at_ms - begin, 3)})
 
     def name(self, *texts: str) -> str:
         digest = hashlib.blake2b(key=self.secret, digest_size=8)
@@ -67,7 +77,8 @@ class Anonymizer:
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()
 
-    def _request(self, number: int, entry: Mapping[str, Any], at_ms: float) -> TraceRequest:
+    def _request(self, number: int, entry: Mapping[str, Any]) -> TraceRequest:
+        """As if it were the first."""
         request = entry.get("request", entry)
         messages = request.get("messages") if isinstance(request, dict) else None
         if not isinstance(messages, list) or not messages:
@@ -77,7 +88,7 @@ class Anonymizer:
         limit = usage or request.get("max_completion_tokens") or request.get("max_tokens")
         session = request.get("user")
         return TraceRequest(
-            at_ms=round(at_ms, 3),
+            at_ms=0.0,
             parts=parts,
             output_tokens=max(1, limit if isinstance(limit, int) else self.default_output_tokens),
             session=self.name("session", session) if isinstance(session, str) else None,
@@ -88,7 +99,10 @@ class Anonymizer:
             raise TraceError(f"line {number}: a message is not an object")
         role, content = str(message.get("role", "")), message.get("content")
         yield TracePart(text=self.name("role", role), tokens=_TEMPLATE_TOKENS)
-        for item in [{"type": "text", "text": content}] if isinstance(content, str) else content or ():
+        items = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+        if not isinstance(items, list):
+            raise TraceError(f"line {number}: the content of a message is text or a list of parts")
+        for item in items:
             yield from self._item(number, item)
 
     def _item(self, number: int, item: Any) -> Iterator[TracePart]:
@@ -115,19 +129,46 @@ class Anonymizer:
 def _entry(number: int, line: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except ValueError:
-        raise TraceError(f"line {number}: not JSON") from None
+    except (ValueError, RecursionError):
+        raise TraceError(f"line {number}: not JSON, or nested too deeply") from None
     if not isinstance(entry, dict):
         raise TraceError(f"line {number}: an object a line is expected")
     return entry
 
 
-def _at_ms(number: int, entry: Mapping[str, Any]) -> float:
+def _at_ms(number: int, entry: Mapping[str, Any]) -> float | None:
+    """None where the line has no time."""
     for name, factor in (("at_ms", 1.0), ("timestamp", 1e3), ("created", 1e3)):
         value = entry.get(name)
-        if isinstance(value, int | float):
-            return float(value) * factor
-    return number * 1e3
+        if value is None:
+            continue
+        limit = _LATEST_MS / factor
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= limit:
+            raise TraceError(
+                f"line {number}: `{name}` is a number, at most {limit:g} (`timestamp` in seconds, `at_ms` in "
+                "milliseconds)"
+            )
+        return float(value) * factor
+    return None
+
+
+def _times_ms(sent: Sequence[tuple[int, float | None, TraceRequest]]) -> list[float]:
+    """When the requests were sent; a second apart where no line says it."""
+    times = [at_ms for _, at_ms, _ in sent if at_ms is not None]
+    if not times:
+        return [place * 1e3 for place in range(len(sent))]
+    if len(times) < len(sent):
+        lacks = next(number for number, at_ms, _ in sent if at_ms is None)
+        raise TraceError(f"line {lacks}: no `timestamp`, where other lines have one")
+    if max(times) - min(times) > LONGEST_MS:
+        raise TraceError(f"its times are more than {LONGEST_MS:g} ms apart: `timestamp` is in seconds")
+    return times
+
+
+def _wrong_field(error: ValidationError) -> str:
+    """Which field cannot be, without its value."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _usage(entry: Mapping[str, Any]) -> int | None:

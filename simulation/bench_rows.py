@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from simulation.fitting import Fit, FitError, Measurement, fit
 from simulation.profile import Profile
@@ -22,15 +22,15 @@ __all__ = ["BenchRow", "fit_rows", "read_rows"]
 class BenchRow(BaseModel):
     """One request of a bench run, as far as a fit reads it (docs/load_generator.md)."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    concurrent: int = 1
-    pictures: int = 0
+    ttft_ms: float | None = Field(None, ge=0)
+    itl_ms: float | None = Field(None, ge=0)
+    prompt_tokens: int | None = Field(None, ge=0)
+    cached_tokens: int | None = Field(None, ge=0)
+    output_tokens: int | None = Field(None, ge=0)
+    concurrent: int = Field(1, ge=1)
+    pictures: int = Field(0, ge=0)
     error: str = ""
 
     @property

@@ -16,7 +16,7 @@ __all__ = ["Part", "Picture", "Session", "Text", "Turn", "make_id", "merged"]
 
 def make_id(*names: object) -> int:
     """63 bits of a name; the same for the same names, in any process."""
-    return xxhash.xxh3_64_intdigest("/".join(map(str, names)).encode()) >> 1
+    return xxhash.xxh3_64_intdigest("/".join(map(str, names)).encode("utf-8", "surrogatepass")) >> 1
 
 
 @dataclass(frozen=True, slots=True)

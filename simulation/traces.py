@@ -33,7 +33,8 @@ _Line = TypeVar("_Line", bound=BaseModel)
 MOONCAKE_BLOCK_TOKENS = 512
 
 #: Milliseconds from a trace's beginning, or between two turns: 100 years also hold times since 1970.
-Millis = Annotated[float, Field(ge=0, le=3.2e12, allow_inf_nan=False)]
+LONGEST_MS = 3.2e12
+Millis = Annotated[float, Field(ge=0, le=LONGEST_MS, allow_inf_nan=False)]
 #: Longer than any model's context; what is longer is a wrong number, and would fill the memory with keys.
 MAX_TOKENS = 1 << 24
 
@@ -140,6 +141,8 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             data = json.loads(line)
+        except RecursionError as error:
+            raise TraceError(f"{path}, line {number}: nested too deeply") from error
         except ValueError as error:
             raise TraceError(f"{path}, line {number}: not JSON: {error}") from error
         if not isinstance(data, dict):

@@ -5,12 +5,31 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 import pytest
 
 from app.cli import main
 from app.progress import ProgressLine
+from simulation.fleet import FleetRun, simulate
 from simulation.metrics import GapHistogram, Percentiles, percentile
+
+
+class Interrupted(ThreadPoolExecutor):
+    """Runs nothing, and fails as asked while results are waited for."""
+
+    error: type[BaseException] = KeyboardInterrupt
+
+    def __init__(self, at_a_time: int, **_: object) -> None:
+        super().__init__(at_a_time)
+
+    def map(self, *_: object, **__: object) -> Iterator[FleetRun]:
+        raise self.error
+        yield
+
 
 SMALL = ["simulate", "--workload", "W4", "--requests", "20", "--workers", "2", "--rate", "30"]
 
@@ -93,6 +112,8 @@ def test_the_list_names_workloads_and_profiles(capsys):
         (["--workload", "W2", "--rate", "3"], "--rate 3"),
         (["--json", "/nowhere/x.json"], "no folder /nowhere"),
         (["--report", "/dev/null/x"], "--report /dev/null/x"),
+        (["--json", "/dev"], "--json /dev: is a folder"),
+        (["--kv-tokens", "15"], "--kv-tokens 15: not one block of --block-size 16"),
         (["--profile", "/dev/null.json"], "--profile /dev/null.json"),
     ],
 )
@@ -101,6 +122,43 @@ def test_what_cannot_be_is_named_on_one_line(words, message, capsys):
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--json", "--report"])
+def test_a_result_that_cannot_be_written_is_told_after_the_table(option, tmp_path, capsys):
+    path = Path("/dev/full") if option == "--json" else tmp_path
+    if option == "--report":
+        (tmp_path / "report.html").mkdir()
+    assert main([*SMALL, "--policies", "kv", option, str(path)]) == 1
+    said = capsys.readouterr()
+    assert "TTFT p50" in said.out
+    assert f"sightline: {option} {path}: " in said.err
+
+
+def test_an_interrupt_shows_the_runs_that_had_ended(monkeypatch, capsys):
+    def until_the_second(sessions, scenario, policy, note=None):
+        if policy == "round_robin":
+            raise KeyboardInterrupt
+        return simulate(sessions, scenario, policy, note)
+
+    monkeypatch.setattr("app.simulate_runs.simulate", until_the_second)
+    assert main([*SMALL, "--policies", "kv,round_robin"]) == 130
+    said = capsys.readouterr()
+    assert [line.split()[1] for line in said.out.splitlines()] == ["policy", "kv"]
+    assert said.err == "sightline: interrupted\n"
+
+
+def test_an_interrupt_ends_runs_in_processes_of_their_own(monkeypatch, capsys):
+    monkeypatch.setattr("app.simulate_runs.ProcessPoolExecutor", Interrupted)
+    assert main([*SMALL, "--policies", "kv,round_robin", "--jobs", "2"]) == 130
+    assert capsys.readouterr().err == "sightline: interrupted\n"
+
+
+def test_a_run_whose_process_was_killed_is_told_on_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(Interrupted, "error", BrokenProcessPool)
+    monkeypatch.setattr("app.simulate_runs.ProcessPoolExecutor", Interrupted)
+    assert main([*SMALL, "--policies", "kv,round_robin", "--jobs", "2"]) == 1
+    assert "fewer --jobs" in capsys.readouterr().err
 
 
 def test_a_log_becomes_a_trace_that_can_be_simulated(tmp_path, capsys):
@@ -132,6 +190,17 @@ def test_an_empty_log_is_no_trace_and_a_trace_needs_a_folder(tmp_path, capsys):
     log.write_text(json.dumps({"messages": [{"role": "user", "content": "hello"}]}))
     assert main(["trace", str(log), "--out", str(tmp_path / "no" / "out.jsonl")]) == 1
     assert "--out" in capsys.readouterr().err
+    assert main(["trace", str(log), "--out", str(log)]) == 1
+    assert "that is the log itself" in capsys.readouterr().err
+    assert "hello" in log.read_text()
+
+
+@pytest.mark.parametrize("size", ["big", "²x3", "0x5", "1x", "9999999x1"])
+def test_a_size_of_pictures_that_is_none_is_named(size, tmp_path, capsys):
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"messages": [{"role": "user", "content": "hello"}]}))
+    assert main(["trace", str(log), "--out", str(tmp_path / "out.jsonl"), "--size", size]) == 1
+    assert f"--size {size!r}" in capsys.readouterr().err
 
 
 def test_requests_that_no_worker_can_hold_are_told_with_their_reason(capsys):

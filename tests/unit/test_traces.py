@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import math
+import struct
+import zlib
 
 import pytest
 from hypothesis import given, settings
@@ -116,6 +118,7 @@ def test_an_answer_can_be_quoted_by_its_name(tmp_path):
         ([{"at_ms": 0, "parts": [{"text": "a", "tokens": 1 << 32}], "output_tokens": 1}], "tokens: Input"),
         ([{"at_ms": 0, "parts": [{"text": "a", "tokens": 1}], "output_tokens": 1 << 32}], "output_tokens"),
         ([""], "no requests"),
+        (["[" * 100_000], "line 1: nested too deeply"),
     ],
 )
 def test_what_cannot_be_read_names_its_line(tmp_path, lines, message):
@@ -130,6 +133,11 @@ def test_a_byte_order_mark_and_line_ends_of_windows_or_in_a_name_change_nothing(
     marked.write_bytes(f"\ufeff{line}\r\n{line}\r\n".encode())
     assert read_trace(plain, tokens) == read_trace(marked, tokens)
     assert len(read_trace(plain, tokens).replayed()) == 2
+
+
+def test_a_name_may_be_half_a_pair_of_surrogates_as_json_allows(tmp_path):
+    line = r'{"at_ms": 0, "parts": [{"text": "\ud83d", "tokens": 9}], "output_tokens": 3}'
+    assert read_trace(write(tmp_path, line), tokens).num_requests == 1
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -194,6 +202,38 @@ def test_another_secret_names_everything_otherwise():
     assert one.parts[-1].tokens == other.parts[-1].tokens
 
 
+def test_a_log_in_any_order_begins_with_its_earliest_request():
+    sent = [
+        request.at_ms
+        for request in convert(*({"timestamp": at, "request": chat(("user", "a"))} for at in (9.5, 7.0, 8.0)))
+    ]
+    assert sent == [2500.0, 0.0, 1000.0]
+
+
+def test_a_log_without_times_has_its_requests_a_second_apart():
+    assert [request.at_ms for request in convert(*[chat(("user", "a"))] * 3)] == [0.0, 1000.0, 2000.0]
+
+
+@pytest.mark.parametrize(
+    "at", ["2026-01-01T00:00:00Z", float("nan"), float("inf"), 1e400, True, 1.7e12, -1e12, [1]]
+)
+def test_a_time_that_is_none_is_named(at):
+    entry = {"timestamp": at, "request": chat(("user", "a"))}
+    with pytest.raises(TraceError, match="line 1: `timestamp` is a number"):
+        convert(entry)
+
+
+def test_a_line_without_a_time_among_others_that_have_one_is_named():
+    with pytest.raises(TraceError, match="line 2: no `timestamp`"):
+        convert({"timestamp": 1.0, "request": chat(("user", "a"))}, chat(("user", "b")))
+
+
+def test_what_no_trace_can_hold_is_named_and_not_quoted():
+    with pytest.raises(TraceError, match="line 1: output_tokens") as caught:
+        convert(chat(("user", "a"), max_tokens=987_654_321_987))
+    assert "987654" not in str(caught.value)
+
+
 WORDS = st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=17, max_size=40)
 
 
@@ -211,6 +251,7 @@ def test_nothing_that_anybody_wrote_is_in_the_trace(text, url, user):
     [
         "{secret", '["secret"]', '{"secret": 1}', '{"messages": []}', '{"messages": ["secret"]}',
         '{"messages": [{"role": "user", "content": [{"type": "secret"}]}]}',
+        '{"messages": [{"role": "user", "content": 5}]}', "[" * 100_000 + "secret",
         '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"secret": 1}}]}]}',
     ],
 )  # fmt: skip
@@ -227,6 +268,15 @@ def test_a_picture_in_its_own_address_tells_its_size_and_others_do_not():
     assert size_in_data_url(url) == (30, 20)
     assert size_in_data_url("https://example.org/a.png") is None
     assert size_in_data_url("data:image/png;base64,AAAA") is None
+    assert size_in_data_url("data:") is None
+
+
+def test_a_header_that_tells_of_more_pixels_than_anybody_decodes_is_only_read():
+    header = struct.pack(">IIBBBBB", 60_000, 50_000, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    data = b"\x89PNG\r\n\x1a\n\0\0\0\r" + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\0IDAT"
+    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    assert size_in_data_url(url) == (60_000, 50_000)
 
 
 def test_a_converted_log_can_be_simulated(tmp_path):
