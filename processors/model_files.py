@@ -147,7 +147,8 @@ def read_preprocessors(model: str, revision: str | None = None) -> tuple[dict[st
     """The settings of the image processor and of the video processor, {} where a model has none.
 
     In transformers' own order: a section of processor_config.json, the processor's own file, and for
-    videos last the image processor's file.
+    videos last the image processor's file. What the whole processor says of a picture's tokens
+    (`image_seq_length`) is among the image processor's.
     """
     nested = _read_json(model, "processor_config.json", required=False, revision=revision)
     own = _read_json(model, "preprocessor_config.json", required=False, revision=revision)
@@ -155,7 +156,8 @@ def read_preprocessors(model: str, revision: str | None = None) -> tuple[dict[st
     if not isinstance(video, dict):
         file = "video_preprocessor_config.json"
         video = _read_json(model, file, required=False, revision=revision) or own
-    return image if isinstance(image, dict) else own, video
+    whole = {name: nested[name] for name in ("image_seq_length",) if name in nested}
+    return whole | (image if isinstance(image, dict) else own), video
 
 
 def _processors_template(model: str, revision: str | None) -> str | None:
@@ -184,7 +186,10 @@ def _read_json(model: str, name: str, *, required: bool, revision: str | None = 
         raise OSError(f"{model} has no {name}: is it a model's folder or hub id?")
     if path is None:
         return {}
-    content = json.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise OSError(f"{name} of {model} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise OSError(f"{name} of {model} is not a JSON object")
     return content

@@ -23,7 +23,7 @@ from processors.layout import FamilyLayout, LayoutOptions
 from processors.messages import MediaPart, parse_messages
 from processors.model_files import ModelFiles
 from processors.placeholders import TextPlaceholders, media_texts
-from processors.processor_kwargs import check_processor_kwargs
+from processors.processor_kwargs import check_processor_kwargs, edges_are_areas
 from processors.template import ChatTemplate, TokenizedChat
 from processors.token_cache import TokenCacheStats
 from processors.video_config import VideoConfig
@@ -66,6 +66,7 @@ class PromptBuilder:
         self._fetcher = fetcher
         self._executor = executor
         self._layout = layout_for(files, _with_length(layout_options or LayoutOptions(), files))
+        self._edges_are_areas = edges_are_areas(self._layout, files.preprocessor)
         self._unplaced_videos = _unplaced_videos(files, self._layout)
         self._placeholder_ids = _placeholder_ids(files, self._layout) | self._unplaced_videos
         media_tokens = [*files.media_token_ids, *self._placeholder_ids]
@@ -100,7 +101,7 @@ class PromptBuilder:
         Raises:
             RequestError: whatever is wrong with the request or its media.
         """
-        check_processor_kwargs(mm_processor_kwargs or {})
+        check_processor_kwargs(mm_processor_kwargs or {}, edges_are_areas=self._edges_are_areas)
         max_items = self._media.max_items
         conversation = parse_messages(
             messages, enable_multimodal=self._enable_multimodal, max_items=max_items

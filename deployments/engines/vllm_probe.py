@@ -16,6 +16,12 @@ from sightline_types import EmbedRun, ImageSize, Modality, VideoShape
 __all__ = ["InstalledProcessor", "ProcessorRefused", "Rendered"]
 
 
+#: What processors raise on media, or settings of their own, that they do not like.
+_REFUSALS = (
+    ValueError, ArithmeticError, RuntimeError, AssertionError, TypeError, LookupError, AttributeError,
+)  # fmt: skip
+
+
 class ProcessorRefused(Exception):
     """The installed processor raised on these media: such a request would fail."""
 
@@ -61,7 +67,7 @@ class InstalledProcessor:
             items = self._processor.info.parse_mm_data(data)
             inputs = ProcessorInputs(list(token_ids), items, uuids)
             result = self._processor.apply(inputs, TimingContext(enabled=False))
-        except (ValueError, ArithmeticError, RuntimeError, AssertionError) as error:
+        except _REFUSALS as error:
             raise ProcessorRefused(f"{type(error).__name__}: {error}") from error
         ranges = [found for ranges in result["mm_placeholders"].values() for found in ranges]
         ranges.sort(key=lambda found: found.offset)

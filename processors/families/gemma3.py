@@ -90,8 +90,14 @@ def _second_of(pair: tuple[int, int], ids: npt.NDArray[np.int64]) -> list[int]:
 def layout(source: Source) -> Gemma3Layout | None:
     if source.named(_ARCHITECTURES) is None or source.options.engine == "sglang":
         return None
-    if source.kwargs(Modality.IMAGE) or source.settings.get("do_pan_and_scan"):
+    settings = source.settings
+    if (
+        source.kwargs(Modality.IMAGE)
+        or settings.get("do_pan_and_scan")
+        or not settings.get("do_resize", True)
+    ):
         return None
+    model = source.number(source.config, "mm_tokens_per_image", 256)
     one, two, three, four = (source.token(text="\n" * count) for count in (1, 2, 3, 4))
     return Gemma3Layout(
         "gemma3",
@@ -99,5 +105,5 @@ def layout(source: Source) -> Gemma3Layout | None:
         soft_id=source.token("image_token_index", "image_token_id", text="<image_soft_token>"),
         end_id=source.token("eoi_token_index", text="<end_of_image>"),
         line_ends=(one, two, three, four),
-        count=source.number(source.config, "mm_tokens_per_image", 256),
+        count=source.number(settings, "image_seq_length", model),
     )

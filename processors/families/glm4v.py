@@ -42,6 +42,10 @@ class Glm4vLayout(FamilyLayout):
     def frames(self) -> Mapping[Modality, tuple[str, str]]:
         return {Modality.IMAGE: ("<|begin_of_image|>", "<|end_of_image|>")}
 
+    @property
+    def edges_are_areas(self) -> bool:
+        return True
+
     def parameters(self, modality: Modality) -> Mapping[str, object]:
         return {"id": self.image_id, **self.grid.parameters}
 
@@ -58,7 +62,7 @@ def layout(source: Source) -> Glm4vLayout | None:
     family = source.named(_ARCHITECTURES)
     if family is None or source.options.engine == "sglang" or source.kwargs(Modality.IMAGE):
         return None
-    grid = PatchGrid.read(source.settings, class_size=_SIZE)
+    grid = PatchGrid.read(source.settings, class_size=_SIZE, reads_flat_limits=False)
     if grid is None or source.settings.get("temporal_patch_size", _FRAMES) != _FRAMES:
         return None
     return Glm4vLayout(family, source.token("image_token_id", text="<|image|>"), grid)

@@ -26,10 +26,8 @@ _ARCHITECTURES = {
     "InternVLForConditionalGeneration": "internvl",
 }
 _TEXT = "<image>"
-_TILING_KWARGS = {
-    "internvl_chat": {"min_dynamic_patch", "max_dynamic_patch", "dynamic_image_size", "use_thumbnail"},
-    "internvl": {"min_patches", "max_patches"},
-}
+# vLLM (0.32) hands those of OpenGVLab's format to transformers' video processor, too, which refuses them.
+_TILING_KWARGS: dict[str, set[str]] = {"internvl_chat": set(), "internvl": {"min_patches", "max_patches"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +112,9 @@ def layout(source: Source) -> InternVLLayout | None:
     if family is None or source.options.engine == "sglang":
         return None
     kwargs = source.kwargs(Modality.IMAGE)
-    if kwargs.keys() - _TILING_KWARGS[family]:
+    if source.has_nested_kwargs or kwargs.keys() - _TILING_KWARGS[family]:
         return None
-    found = _of_model(source, kwargs) if family == "internvl_chat" else _of_processor(source, kwargs)
+    found = _of_model(source) if family == "internvl_chat" else _of_processor(source, kwargs)
     if found is None:
         return None
     grid, tile_tokens = found
@@ -126,15 +124,15 @@ def layout(source: Source) -> InternVLLayout | None:
     return InternVLLayout(family, image, start, end, tile_tokens, grid, source.files.tokenizer)
 
 
-def _of_model(source: Source, kwargs: Mapping[str, Any]) -> tuple[TileGrid, int]:
+def _of_model(source: Source) -> tuple[TileGrid, int]:
     """Tiles, and tokens of one, as config.json of OpenGVLab's format has them."""
-    settings = {**source.config, **kwargs}
+    settings = source.config
     side, patch = source.number(source.vision, "image_size"), source.number(source.vision, "patch_size")
     least, most = (source.number(settings, f"{name}_dynamic_patch") for name in ("min", "max"))
     if not settings.get("dynamic_image_size", True):
         least = most = 1
     grid = TileGrid(side, side, least, most, bool(settings.get("use_thumbnail", False)))
-    return grid, int((side // patch) ** 2 * float(source.config.get("downsample_ratio", 0.5)) ** 2)
+    return grid, int((side // patch) ** 2 * source.ratio(source.config, "downsample_ratio", 0.5) ** 2)
 
 
 def _of_processor(source: Source, kwargs: Mapping[str, Any]) -> tuple[TileGrid, int] | None:
@@ -144,6 +142,9 @@ def _of_processor(source: Source, kwargs: Mapping[str, Any]) -> tuple[TileGrid, 
     size = settings.get("size")
     if not isinstance(size, Mapping) or not {"height", "width"} <= size.keys():
         return None
+    if not settings.get("do_resize", True):
+        return None
     least, most = source.number(settings, "min_patches", 1), source.number(settings, "max_patches", 12)
     grid = TileGrid(source.number(size, "width"), source.number(size, "height"), least, most, thumbnail=True)
-    return grid, source.number(source.config, "image_seq_length", 256)
+    model = source.number(source.config, "image_seq_length", 256)
+    return grid, source.number(settings, "image_seq_length", model)

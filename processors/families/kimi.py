@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from processors.families.source import Encode, Source
+from processors.families.source import Encode, Source, positive
 from processors.layout import FamilyLayout, LayoutRefused, Replacement, Shape, embed_runs, run_of
 from sightline_types import ImageSize, Modality, VideoShape
 
@@ -41,18 +41,18 @@ class KimiGrid:
 
     @classmethod
     def read(cls, settings: Mapping[str, Any]) -> KimiGrid | None:
-        """None where the settings lack a limit."""
-        if not settings.get("in_patch_limit") or not settings.get("patch_limit_on_one_side"):
-            return None
-        merge = settings.get("merge_kernel_size", 2)
-        fixed = settings.get("fixed_output_tokens")
-        return cls(
-            patch=int(settings.get("patch_size", 14)),
-            merge=int(merge[0] if isinstance(merge, list | tuple) else merge),
-            limit=int(settings["in_patch_limit"]),
-            side_limit=int(settings["patch_limit_on_one_side"]),
-            fixed=None if fixed is None else int(fixed),
+        """None where the settings lack a limit, or give what is no number for one."""
+        merge, fixed = settings.get("merge_kernel_size", 2), settings.get("fixed_output_tokens")
+        patch = positive(settings.get("patch_size", 14))
+        side = positive(merge[0] if isinstance(merge, list | tuple) and merge else merge)
+        limit, side_limit = (
+            positive(settings.get(name)) for name in ("in_patch_limit", "patch_limit_on_one_side")
         )
+        if patch is None or side is None or limit is None or side_limit is None:
+            return None
+        if fixed is not None and positive(fixed) is None:
+            return None
+        return cls(patch, side, limit, side_limit, positive(fixed))
 
     @property
     def parameters(self) -> dict[str, object]:

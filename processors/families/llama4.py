@@ -100,12 +100,12 @@ def layout(source: Source) -> Llama4Layout | None:
     if source.named(_ARCHITECTURES) is None or source.options.engine == "sglang":
         return None
     kwargs = source.kwargs(Modality.IMAGE)
-    if kwargs.keys() - {"max_patches", "resize_to_max_canvas"}:
+    if source.has_nested_kwargs or kwargs.keys() - {"max_patches", "resize_to_max_canvas"}:
         return None
     settings = {**source.settings, **kwargs}
     vision = source.vision
     tile, patch = source.number(vision, "image_size", 336), source.number(vision, "patch_size", 14)
-    ratio = float(vision.get("pixel_shuffle_ratio", 0.5))
+    ratio = source.ratio(vision, "pixel_shuffle_ratio", 0.5)
     size = settings.get("size")
     if isinstance(size, Mapping) and {size.get("height", tile), size.get("width", tile)} != {tile}:
         return None  # the processor cuts other tiles than the model takes

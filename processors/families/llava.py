@@ -50,4 +50,4 @@ def layout(source: Source) -> LlavaLayout | None:
     strategy = str(source.config.get("vision_feature_select_strategy", "default"))
     count = selected_features(side * side + tower, strategy)
     token = source.token("image_token_index", "image_token_id", text="<image>")
-    return None if count is None else LlavaLayout("llava", token, count)
+    return None if not count else LlavaLayout("llava", token, count)

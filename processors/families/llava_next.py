@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from processors.families.llava import selected_features
-from processors.families.source import Source
+from processors.families.source import Source, positive
 from processors.layout import FamilyLayout, Replacement, Shape, run_of
 from sightline_types import ImageSize, Modality, VideoShape
 
@@ -83,15 +83,26 @@ def layout(source: Source) -> LlavaNextLayout | None:
     if source.named(_ARCHITECTURES) is None or source.options.engine == "sglang":
         return None
     kwargs = source.kwargs(Modality.IMAGE)
-    canvases = kwargs.get("image_grid_pinpoints") or source.config.get("image_grid_pinpoints")
-    if kwargs.keys() - {"image_grid_pinpoints"} or not canvases:
+    if source.has_nested_kwargs or kwargs.keys() - {"image_grid_pinpoints"}:
         return None
     tile, patch = (
         source.number(source.vision, "image_size", 336),
         source.number(source.vision, "patch_size", 14),
     )
+    sizes = _canvases(kwargs.get("image_grid_pinpoints") or source.config.get("image_grid_pinpoints"), tile)
     strategy = str(source.config.get("vision_feature_select_strategy", "default"))
     base = selected_features((tile // patch) ** 2 + 1, strategy)
     token = source.token("image_token_index", "image_token_id", text="<image>")
-    sizes = tuple((int(height), int(width)) for height, width in canvases)
-    return None if base is None else LlavaNextLayout("llava_next", token, sizes, tile, patch, base)
+    if base is None or sizes is None or patch > tile:
+        return None
+    return LlavaNextLayout("llava_next", token, sizes, tile, patch, base)
+
+
+def _canvases(given: object, tile: int) -> tuple[tuple[int, int], ...] | None:
+    """(height, width) pairs of at least a tile each; None where the files have none."""
+    pairs = given if isinstance(given, list | tuple) else ()
+    if not pairs or any(not isinstance(pair, list | tuple) or len(pair) != 2 for pair in pairs):
+        return None
+    sizes = [(positive(height), positive(width)) for height, width in pairs]
+    found = tuple((h, w) for h, w in sizes if h is not None and w is not None and min(h, w) >= tile)
+    return found if len(found) == len(sizes) else None

@@ -116,6 +116,7 @@ def layout(source: Source) -> Phi3VLayout | None:
     if (
         source.named(_ARCHITECTURES) is None
         or source.options.engine == "sglang"
+        or source.has_nested_kwargs
         or kwargs.keys() - {"num_crops"}
     ):
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from processors.families.source import Source
+from processors.families.source import Source, positive
 from processors.layout import FamilyLayout, LayoutRefused, Replacement, Shape, embed_runs
 from sightline_types import DegradeReason, ImageSize, Modality, VideoShape
 
@@ -21,6 +21,8 @@ _ARCHITECTURES = {
     "LlavaForConditionalGeneration": "llava",
     "Mistral3ForConditionalGeneration": "mistral3",
 }
+# Of the image processor's class where its settings are silent.
+_SIZE = {"longest_edge": 1024}
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,13 @@ def layout(source: Source) -> PixtralLayout | None:
     family = source.named(_ARCHITECTURES)
     if family is None or source.options.engine == "sglang" or source.vision.get("model_type") != "pixtral":
         return None
-    size = source.settings.get("size")
-    processor = size.get("longest_edge") if isinstance(size, Mapping) else None
-    model = source.number(source.vision, "image_size", 1024)
-    kwargs = source.kwargs(Modality.IMAGE)
-    # Where processor and model disagree, vLLM counts a Pixtral by the model and the processor does not.
-    if kwargs or (family == "llava" and processor not in (None, model)):
+    if source.kwargs(Modality.IMAGE) or not source.settings.get("do_resize", True):
+        return None
+    size = source.settings.get("size", _SIZE)
+    longest = positive(size.get("longest_edge")) if isinstance(size, Mapping) else None
+    # A size without a longest edge is no limit but a shape. Where processor and model disagree, vLLM counts a
+    # Pixtral by the model and the processor does not.
+    if longest is None or (family == "llava" and longest != source.number(source.vision, "image_size", 1024)):
         return None
     merge = source.number(source.config, "spatial_merge_size", 2) if family == "mistral3" else 1
     return PixtralLayout(
@@ -82,6 +85,6 @@ def layout(source: Source) -> PixtralLayout | None:
         image_id=source.token("image_token_index", "image_token_id", text="[IMG]"),
         break_id=source.token(text="[IMG_BREAK]"),
         end_id=source.token(text="[IMG_END]"),
-        longest=int(processor or model),
+        longest=longest,
         token_side=source.number(source.vision, "patch_size", 16) * merge,
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from processors.families.evs import retained_tokens
-from processors.families.qwen import QwenLayout
+from processors.families.qwen import FRAMES_PER_GROUP, QwenLayout, check_rows, clip_settings
 from processors.families.smart_resize import PatchGrid
 from processors.families.source import Source
 from processors.layout import LayoutRefused, Replacement, Shape, run_of
@@ -21,7 +21,6 @@ _ARCHITECTURES = {
     "Qwen2VLForConditionalGeneration": "qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
 }
-_FRAMES_PER_GROUP = 2
 # Limits of transformers' Qwen2VLVideoProcessor where its settings are silent.
 _VIDEO_SIZE = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}
 
@@ -56,7 +55,8 @@ class Qwen2VLLayout(QwenLayout):
         assert self.video is not None and self.video_id is not None, "asked for what `modalities` lacks"
         if shape.num_frames < 1:
             raise LayoutRefused(DegradeReason.VIDEO_REFUSED, "a clip without frames")
-        groups = -(-shape.num_frames // _FRAMES_PER_GROUP)
+        check_rows(shape)
+        groups = -(-shape.num_frames // FRAMES_PER_GROUP)
         per_group = self.video.num_tokens(shape.size)
         if self.pruning_rate:
             return run_of(self.video_id, retained_tokens(per_group, groups, self.pruning_rate))
@@ -70,20 +70,18 @@ def layout(source: Source) -> Qwen2VLLayout | None:
         return None
     rate = source.options.video_pruning_rate
     video_id = source.config.get("video_token_id")
-    video = None if rate and family == "qwen2_vl" else _video(source)
+    video = None if rate and family == "qwen2_vl" else _video(source, image)
     merges = source.options.engine == "sglang"
     return Qwen2VLLayout(
         family, source.token("image_token_id"), image, video_id, video if video_id else None, rate, merges
     )
 
 
-def _video(source: Source) -> PatchGrid | None:
-    """None where a per-frame cap, sampling, other groups or the request's own settings are in play."""
-    settings = source.files.video_preprocessor or source.settings
-    if settings.get("cap_pixels_per_frame") or source.kwargs(Modality.VIDEO):
-        return None
-    if settings.get("do_sample_frames"):
+def _video(source: Source, image: PatchGrid) -> PatchGrid | None:
+    """None where the settings are none that `clip_settings` has, or tokens are other than a picture's."""
+    settings = clip_settings(source, "Qwen2VLVideoProcessor")
+    if settings is None or settings.get("do_sample_frames"):
         return None  # vLLM 0.32 hands this processor no times to sample by, and it raises
-    if settings.get("temporal_patch_size", _FRAMES_PER_GROUP) != _FRAMES_PER_GROUP:
-        return None
-    return PatchGrid.read(settings, class_size=_VIDEO_SIZE)
+    grid = PatchGrid.read(settings, class_size=_VIDEO_SIZE)
+    # vLLM (0.32) counts a clip's tokens by the image processor's merge size.
+    return grid if grid is not None and grid.merge_size == image.merge_size else None

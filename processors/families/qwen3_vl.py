@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from processors.families.evs import retained_tokens
-from processors.families.qwen import QwenLayout
+from processors.families.qwen import FRAMES_PER_GROUP, QwenLayout, check_rows, clip_settings
 from processors.families.smart_resize import MAX_ASPECT_RATIO, PatchGrid
 from processors.families.source import Encode, Source
 from processors.layout import (
@@ -35,7 +35,6 @@ _ARCHITECTURES = {
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
 }
-_FRAMES_PER_GROUP = 2
 # Limits of the video processor's class where its settings are silent.
 _VIDEO_SIZE = {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}
 
@@ -44,7 +43,8 @@ _VIDEO_SIZE = {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}
 class Qwen3Video:
     """Clips. `grid`'s limits are of the whole volume, frames x height x width.
 
-    pruning_rate: of vLLM's `evs` method; all that is kept then stands in the first group.
+    pruning_rate: of vLLM's `evs` method; all that is kept then stands in the first group, and the encoder
+        fills the text between the groups, too.
     """
 
     start_id: int
@@ -55,6 +55,7 @@ class Qwen3Video:
     pruning_rate: float = 0.0
 
     def replacement(self, clip: VideoShape) -> Replacement:
+        check_rows(clip)
         height, width = resized_frames(clip, self.grid)
         times = group_times(clip)
         per_group = (height // self.grid.factor) * (width // self.grid.factor)
@@ -67,7 +68,7 @@ class Qwen3Video:
             ids += self.encode(f"<{time:.1f} seconds>")
             ids += [self.start_id, *([self.video_id] * count), self.end_id]
         array = np.array(ids, dtype=np.int64)
-        return Replacement(array, embed_runs(array, self.video_id))
+        return Replacement(array, () if self.pruning_rate else embed_runs(array, self.video_id))
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ def resized_frames(clip: VideoShape, grid: PatchGrid) -> tuple[int, int]:
         LayoutRefused: fewer than two frames, or a side more than 200 times the other.
     """
     frames, factor = clip.num_frames, grid.factor
-    if frames < _FRAMES_PER_GROUP:
-        detail = f"{frames} frames; the processor takes at least {_FRAMES_PER_GROUP}"
+    if frames < FRAMES_PER_GROUP:
+        detail = f"{frames} frames; the processor takes at least {FRAMES_PER_GROUP}"
         raise LayoutRefused(DegradeReason.VIDEO_REFUSED, detail)
     height, width = _at_least(clip.size, factor)
     ratio = max(height, width) / min(height, width)
@@ -110,7 +111,7 @@ def resized_frames(clip: VideoShape, grid: PatchGrid) -> tuple[int, int]:
         detail = f"aspect ratio {ratio:.1f} of {width}x{height} is above {MAX_ASPECT_RATIO}"
         raise LayoutRefused(DegradeReason.VIDEO_REFUSED, detail)
     tall, wide = round(height / factor) * factor, round(width / factor) * factor
-    volume = round(frames / _FRAMES_PER_GROUP) * _FRAMES_PER_GROUP * tall * wide
+    volume = round(frames / FRAMES_PER_GROUP) * FRAMES_PER_GROUP * tall * wide
     if volume > grid.max_pixels:
         shrink = math.sqrt((frames * height * width) / grid.max_pixels)
         tall = max(factor, math.floor(height / shrink / factor) * factor)
@@ -142,7 +143,7 @@ def group_times(clip: VideoShape) -> list[float]:
         )
         raise LayoutRefused(DegradeReason.LAYOUT_PARAMETER_MISSING, f"timestamps need both: {detail}")
     indices = list(clip.frame_indices)
-    indices += [indices[-1]] * (-len(indices) % _FRAMES_PER_GROUP)
+    indices += [indices[-1]] * (-len(indices) % FRAMES_PER_GROUP)
     seconds = [index / clip.source_fps for index in indices]
     return [(a + b) / 2 for a, b in zip(seconds[::2], seconds[1::2], strict=True)]
 
@@ -153,19 +154,18 @@ def layout(source: Source) -> Qwen3VLLayout | None:
     if family is None or image is None:
         return None
     video_id = source.config.get("video_token_id")
-    video = _video(source, video_id) if video_id is not None else None
+    video = _video(source, image, video_id) if video_id is not None else None
     return Qwen3VLLayout(family, source.token("image_token_id"), image, video_id, video)
 
 
-def _video(source: Source, video_id: int) -> Qwen3Video | None:
-    """None where a per-frame cap, other groups or the request's own settings are in play."""
-    settings = source.files.video_preprocessor
-    if not settings or settings.get("cap_pixels_per_frame") or source.kwargs(Modality.VIDEO):
+def _video(source: Source, image: PatchGrid, video_id: int) -> Qwen3Video | None:
+    """None where the settings are none that `clip_settings` has, or tokens are other than a picture's."""
+    settings = clip_settings(source, "Qwen3VLVideoProcessor")
+    if not settings or source.files.tokenizer is None:
         return None
-    if settings.get("temporal_patch_size", _FRAMES_PER_GROUP) != _FRAMES_PER_GROUP:
-        return None
-    grid = PatchGrid.read({"patch_size": 16, **settings}, class_size=_VIDEO_SIZE)
-    if grid is None or source.files.tokenizer is None:
+    grid = PatchGrid.read({"patch_size": 16, **settings}, class_size=_VIDEO_SIZE, reads_flat_limits=False)
+    # vLLM (0.32) counts a clip's tokens by the image processor's merge size.
+    if grid is None or grid.merge_size != image.merge_size:
         return None
     start, end = source.token("vision_start_token_id"), source.token("vision_end_token_id")
     return Qwen3Video(start, video_id, end, grid, source.encoder(), source.options.video_pruning_rate)

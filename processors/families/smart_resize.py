@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from processors.families.source import positive
 from processors.layout import LayoutRefused
 from sightline_types import DegradeReason, ImageSize
 
@@ -21,6 +22,12 @@ MAX_ASPECT_RATIO = 200
 # Defaults of the image processor's class, where preprocessor_config.json is silent.
 _PATCH_SIZE, _MERGE_SIZE = 14, 2
 _SIZE = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
+_FLAT_LIMITS = ("min_pixels", "max_pixels")
+#: What an engine may be told of its processor. Another patch or merge size contradicts the model's weights.
+_KWARGS = frozenset(
+    "size min_pixels max_pixels do_resize resample do_rescale rescale_factor do_normalize image_mean "
+    "image_std do_convert_rgb fps num_frames min_frames max_frames do_sample_frames return_tensors".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +48,28 @@ class PatchGrid:
         settings: Mapping[str, Any],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
         class_size: Mapping[str, int] = _SIZE,
+        *,
+        reads_flat_limits: bool = True,
     ) -> PatchGrid | None:
         """None where the settings leave it open, or switch the resize off.
 
-        kwargs: `mm_processor_kwargs`, which win over the processor's own settings.
+        kwargs: `mm_processor_kwargs`, which win over the processor's own settings; None for others than
+            limits and what changes no layout.
         class_size: the limits of the processor's class.
+        reads_flat_limits: whether the class looks at `min_pixels` and `max_pixels` beside `size`.
         """
+        if not reads_flat_limits:
+            settings = {name: value for name, value in settings.items() if name not in _FLAT_LIMITS}
         limits = pixel_limits(settings, class_size)
+        if kwargs.keys() - _KWARGS:
+            return None
         if limits is None or not kwargs.get("do_resize", settings.get("do_resize", True)):
             return None
         limits = pixel_limits(kwargs, {"shortest_edge": limits[0], "longest_edge": limits[1]})
         if limits is None:
             return None
-        patch = _positive(settings.get("patch_size", _PATCH_SIZE))
-        merge = _positive(settings.get("merge_size", _MERGE_SIZE))
+        patch = positive(settings.get("patch_size", _PATCH_SIZE))
+        merge = positive(settings.get("merge_size", _MERGE_SIZE))
         return None if patch is None or merge is None else cls(patch, merge, *limits)
 
     @property
@@ -121,12 +136,5 @@ def pixel_limits(
     for key, flat in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
         if settings.get(flat) is not None:
             size[key] = settings[flat]
-    shortest, longest = _positive(size.get("shortest_edge")), _positive(size.get("longest_edge"))
+    shortest, longest = positive(size.get("shortest_edge")), positive(size.get("longest_edge"))
     return None if shortest is None or longest is None else (shortest, longest)
-
-
-def _positive(value: object) -> int | None:
-    """The whole number of at least 1 that a settings file gives; None where it gives another thing."""
-    if not isinstance(value, int | float) or not math.isfinite(value) or value < 1:
-        return None
-    return int(value)

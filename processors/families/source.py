@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from processors.layout import LayoutOptions, LayoutRefused
 from sightline_types import DegradeReason, Modality
 
-__all__ = ["Encode", "LayoutFiles", "Source"]
+__all__ = ["Encode", "LayoutFiles", "Source", "positive"]
 
 #: A text's ids, tokenized alone, without special tokens.
 Encode = Callable[[str], tuple[int, ...]]
@@ -65,6 +66,11 @@ class Source:
         nested = given.get(f"{modality}s_kwargs")
         return flat | (dict(nested) if isinstance(nested, Mapping) else {})
 
+    @property
+    def has_nested_kwargs(self) -> bool:
+        """Whether the engine was given processor kwargs in sections (`images_kwargs`)."""
+        return any(name.endswith("_kwargs") for name in self.options.processor_kwargs)
+
     def named(self, families: Mapping[str, str]) -> str | None:
         """The family by config.json's model_type, and failing that by its first known architecture.
 
@@ -80,12 +86,22 @@ class Source:
     def number(self, settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
         """
         Raises:
-            LayoutRefused: it is neither there nor has a default.
+            LayoutRefused: it is neither there nor has a default, or is no number of at least 1.
+        """
+        value = positive(settings.get(name, default))
+        if value is None:
+            raise _missing(f"the model's files do not say {name} as a number of at least 1")
+        return value
+
+    def ratio(self, settings: Mapping[str, Any], name: str, default: float) -> float:
+        """
+        Raises:
+            LayoutRefused: it is there and no number above 0 and up to 1.
         """
         value = settings.get(name, default)
-        if not isinstance(value, int | float):
-            raise _missing(f"the model's files do not say {name} as a number")
-        return int(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            raise _missing(f"the model's files do not say {name} as a number above 0 and up to 1")
+        return float(value)
 
     def token(self, *names: str, text: str | None = None, within: Mapping[str, Any] | None = None) -> int:
         """The first of config.json's keys `names` that holds an id, else the vocabulary's id of `text`.
@@ -97,7 +113,7 @@ class Source:
         """
         for name in names:
             value = (self.config if within is None else within).get(name)
-            if isinstance(value, int):
+            if isinstance(value, int) and not isinstance(value, bool):
                 return value
         found = None if text is None else self._vocabulary_id(text)
         if found is None:
@@ -132,6 +148,13 @@ class Source:
             return ids
 
         return encode
+
+
+def positive(value: object) -> int | None:
+    """The whole number of at least 1 that a settings file gives; None where it gives another thing."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return int(value) if value >= 1 else None
 
 
 def _missing(detail: str) -> LayoutRefused:

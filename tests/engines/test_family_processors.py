@@ -67,6 +67,17 @@ def test_whatever_text_stands_around_its_pictures_the_prompt_is_the_processors(
     assert laid_out > 30
 
 
+@pytest.mark.parametrize("error", [TypeError("int / None"), KeyError("longest_edge"), ValueError("ratio")])
+def test_whatever_a_processor_raises_on_a_picture_is_its_refusal(error: Exception) -> None:
+    class Broken:
+        @property
+        def info(self) -> object:
+            raise error
+
+    with pytest.raises(ProcessorRefused, match=type(error).__name__):
+        InstalledProcessor(Broken(), {}).render([1], [ImageSize(4, 4)])
+
+
 def expanded(layout: FamilyLayout, ids: Sequence[int], shapes: Sequence[Shape]) -> Rendered | None:
     try:
         expansion = layout.expand(ids, layout.replacements(shapes))

@@ -14,7 +14,7 @@ from tiny_files import tiny_tokenizer
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from processors import LayoutRefused, Refusal, layout_for
+from processors import LayoutOptions, LayoutRefused, Refusal, layout_for
 from processors.families.evs import retained_tokens
 from processors.families.smart_resize import PatchGrid, pixel_limits, resized
 from processors.layout import Replacement, embed_runs, expand
@@ -77,7 +77,9 @@ def test_pruned_clips_are_the_engines_ids(family: str) -> None:
     assert rows
     for row in rows:
         pruned = qwen(family, timed_tokenizer(family), video_pruning_rate=row["video_pruning_rate"])
-        assert run_lengths(pruned.replacement(clip_of(row)).ids) == row["pruned_rle"]
+        plan = pruned.replacement(clip_of(row))
+        assert run_lengths(plan.ids) == row["pruned_rle"]
+        assert plan.embeds == ()  # vLLM (0.32, `get_video_repl`) fills the text between the groups, too
 
 
 @pytest.mark.parametrize("family", (*TIMED, "nemotron_omni"))
@@ -228,6 +230,10 @@ def test_a_clip_of_unknown_times_is_refused_by_name() -> None:
         ({"cap_pixels_per_frame": True}, {}),
         ({"temporal_patch_size": 4}, {}),
         ({"do_resize": False}, {}),
+        ({"merge_size": 4}, {}),
+        ({"video_processor_type": "Glm4vVideoProcessor"}, {}),
+        ({"video_processor_type": None, "image_processor_type": "Glm4vImageProcessor"}, {}),
+        ({"auto_map": {"AutoVideoProcessor": "processing.Mine"}}, {}),
         ({}, {"processor_kwargs": {"fps": 1}}),
         ({}, {"processor_kwargs": {"videos_kwargs": {"size": {"shortest_edge": 1}}}}),
     ],
@@ -243,6 +249,41 @@ def test_a_clip_under_unproven_settings_is_refused_and_pictures_are_not(
     refusal = layout.try_replacement(VideoShape(ImageSize(64, 48), 2, 25.0, (0, 1)))
     assert isinstance(refusal, Refusal) and refusal.reason is DegradeReason.UNSUPPORTED_MODALITY
     assert count(layout, ImageSize(64, 48))
+
+
+@pytest.mark.parametrize("family", ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
+def test_frames_of_one_row_which_the_processor_takes_for_one_colour_are_refused(family: str) -> None:
+    layout = qwen(family, tiny_tokenizer())
+    lying, standing = (VideoShape(ImageSize(*size), 2, 25.0, (0, 1)) for size in ((64, 1), (1, 64)))
+    refusal = layout.try_replacement(lying)
+    assert isinstance(refusal, Refusal) and refusal.reason is DegradeReason.VIDEO_REFUSED
+    assert count(layout, standing) and count(layout, ImageSize(64, 1))
+
+
+def test_the_limits_of_qwen3s_clips_are_those_of_their_size_alone() -> None:
+    meta = golden("qwen3_vl")["meta"]
+    config = {"model_type": "qwen3_vl", **meta["token_ids"]}
+    clip = VideoShape(ImageSize(640, 360), 6, 30.0, tuple(range(6)))
+    counts = set()
+    for flat in ({}, {"min_pixels": 9, "max_pixels": 90_000}):
+        video = meta["video_processor_config"] | flat
+        layout = known_layout(files(config, meta["image_processor_config"], video=video))
+        counts.add(count(layout, clip))
+    assert len(counts) == 1 and None not in counts
+
+
+def test_qwen3s_clips_under_the_pictures_own_settings_are_another_processors() -> None:
+    """Without a file of its own, transformers makes the video processor after the image processor's class."""
+    meta = golden("qwen3_vl")["meta"]
+    image = meta["image_processor_config"] | {"image_processor_type": "Qwen2VLImageProcessor"}
+    layout = known_layout(files({"model_type": "qwen3_vl", **meta["token_ids"]}, image, video=image))
+    assert layout.modalities == {Modality.IMAGE}
+
+
+@pytest.mark.parametrize("kwargs", [{"patch_size": 7}, {"images_kwargs": {"merge_size": 1}}])
+def test_a_processor_whose_patches_are_not_the_models_has_no_layout(kwargs: dict[str, Any]) -> None:
+    model = files({"model_type": "qwen2_vl", "image_token_id": 9})
+    assert layout_for(model, LayoutOptions(processor_kwargs=kwargs)) is None
 
 
 # Expansion of a whole prompt

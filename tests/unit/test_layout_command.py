@@ -147,6 +147,7 @@ def test_a_wrong_call_ends_with_1(
     ("name", "text"),
     [
         ("config.json", "{"),
+        ("config.json", "[" * 100_000),
         ("preprocessor_config.json", "[]"),
         ("tokenizer.json", "{"),
         ("tokenizer_config.json", "[]"),
@@ -158,7 +159,8 @@ def test_a_broken_file_in_the_folder_ends_with_1(
     folder = folder_of(tmp_path, "qwen2_vl")
     (folder / name).write_text(text)
     assert main(["layout", "--model", str(folder), "image:28x28"]) == 1
-    assert capsys.readouterr().err.startswith("sightline: ")
+    error = capsys.readouterr().err
+    assert error.startswith("sightline: ") and name in error
 
 
 @pytest.mark.parametrize(
@@ -178,6 +180,47 @@ def test_settings_that_are_no_numbers_are_refused_by_name(
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     assert main(["layout", "--model", str(folder), "--json", "image:28x28"]) == 2
     assert printed(capsys)[0]["refusal"]["reason"] == "unsupported_family"
+
+
+VISION = {"image_size": 336, "patch_size": 14}
+NEXT = {"model_type": "llava_next", "image_token_index": 5, "vision_config": VISION}
+KIMI = {"model_type": "kimi_k25", "media_placeholder_token_id": 7}
+KIMI_LIMITS = {"in_patch_limit": 5, "patch_limit_on_one_side": 3}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llava", "image_token_index": 5, "vision_config": VISION | {"patch_size": 0}},
+        {"model_type": "llava", "image_token_index": 5, "vision_config": VISION | {"image_size": 7}},
+        {"model_type": "qwen2_vl", "image_token_id": True},
+        NEXT | {"image_grid_pinpoints": "large"},
+        NEXT | {"image_grid_pinpoints": [[336, 672], [336]]},
+        NEXT | {"image_grid_pinpoints": [[0, 0]]},
+        NEXT | {"image_grid_pinpoints": [[336, 336]], "vision_config": VISION | {"patch_size": 500}},
+        KIMI | {"media_proc_cfg": KIMI_LIMITS | {"in_patch_limit": "many"}},
+        KIMI | {"media_proc_cfg": KIMI_LIMITS | {"in_patch_limit": -5}},
+        KIMI | {"media_proc_cfg": KIMI_LIMITS | {"patch_size": 0}},
+        KIMI | {"media_proc_cfg": KIMI_LIMITS | {"merge_kernel_size": []}},
+        KIMI | {"media_proc_cfg": KIMI_LIMITS | {"fixed_output_tokens": 0}},
+        {"model_type": "internvl_chat", "vision_config": VISION, "min_dynamic_patch": 1,
+         "max_dynamic_patch": 6, "downsample_ratio": "half"},
+        {"model_type": "llama4", "vision_config": VISION | {"pixel_shuffle_ratio": 9}},
+    ],
+)  # fmt: skip
+def test_a_configuration_that_cannot_be_is_a_refusal_and_no_crash(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["layout", "--model", str(tmp_path), "--json", "image:640x480"]) == 2
+    assert printed(capsys)[0]["refusal"]["reason"] in ("unsupported_family", "layout_parameter_missing")
+
+
+def test_a_file_may_be_named_by_its_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, file = folder_of(tmp_path, "qwen2_vl"), tmp_path / "a picture.png"
+    file.write_bytes(encoded(picture(width=56, height=84), "PNG"))
+    assert main(["layout", "--model", str(folder), "--json", file.as_uri()]) == 0
+    assert printed(capsys)[0]["tokens"] == 6
 
 
 def test_architectures_that_are_no_list_name_no_family(

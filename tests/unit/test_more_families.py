@@ -244,6 +244,42 @@ def test_nemotrons_clips_are_the_real_processors_text_and_runs() -> None:
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        {"size": {"height": 1024, "width": 1024}},
+        {"size": 1024},
+        {"do_resize": False},
+        {"size": {"longest_edge": 0}},
+    ],
+)
+def test_a_pixtral_that_shrinks_pictures_otherwise_has_no_layout(settings: dict[str, Any]) -> None:
+    vision = {"model_type": "pixtral", "image_size": 1024, "patch_size": 16}
+    for config in ({"model_type": "llava"}, {"model_type": "mistral3"}):
+        whole = config | {"image_token_index": 10, "vision_config": vision}
+        tokenizer = vocabulary(PIXTRAL_TOKENS)
+        assert find_layout(files(whole, tokenizer=tokenizer)) is not None
+        assert find_layout(files(whole, settings, tokenizer=tokenizer)) is None
+
+
+def test_glms_limits_are_those_of_its_size_alone() -> None:
+    meta = golden("glm4v")["meta"]
+    config, settings = {"model_type": "glm4v", **meta["config"]}, meta["processor_config"]
+    flat = known_layout(files(config, settings | {"min_pixels": 90_000, "max_pixels": 100_000}))
+    assert flat.fingerprint([Modality.IMAGE]) == glm4v().fingerprint([Modality.IMAGE])
+
+
+@pytest.mark.parametrize("family", ("llama4", "internvl"))
+def test_sections_of_kwargs_are_not_read_where_the_processor_reads_none(family: str) -> None:
+    meta = golden(family)["meta"]
+    tokens = LLAMA4_TOKENS if family == "llama4" else meta["tokens"]
+    config = {"model_type": family, "vision_config": {}} | meta.get("config", {})
+    model = files(config, meta["processor_config"], tokenizer=vocabulary(tokens))
+    assert find_layout(model) is not None
+    options = LayoutOptions(processor_kwargs={"images_kwargs": {"max_patches": 2}})
+    assert find_layout(model, options) is None
+
+
+@pytest.mark.parametrize(
     ("vision", "strategy", "tokens"),
     [
         ({}, "default", 576),

@@ -78,12 +78,25 @@ def test_what_follows_a_picture_of_unknown_size_is_not_exact_for_gemma() -> None
         ("gemma3", {"do_pan_and_scan": True}),
         ("internvl", {"crop_to_patches": False}),
         ("internvl_chat", {"image_size": 224}),
+        ("internvl_chat", {"max_dynamic_patch": 3}),
     ],
 )
 def test_processor_kwargs_that_are_not_proven_leave_no_layout(family: str, kwargs: dict[str, object]) -> None:
     meta = golden(family)["meta"]
     model = files(meta["config"], meta["processor_config"], tokenizer=vocabulary(meta["tokens"]))
     assert find_layout(model, LayoutOptions(processor_kwargs=kwargs)) is None
+
+
+@pytest.mark.parametrize("family", ("gemma3", "internvl"))
+def test_a_pictures_tokens_are_the_processors_where_the_model_says_others(family: str) -> None:
+    meta = golden(family)["meta"]
+    settings, tokenizer = meta["processor_config"], vocabulary(meta["tokens"])
+    layout = known_layout(files(meta["config"], settings | {"image_seq_length": 16}, tokenizer=tokenizer))
+    (plan,) = layout.replacements([ImageSize(2, 2)])
+    assert isinstance(plan, Replacement) and sum(run.length for run in plan.embeds) % 16 == 0
+    assert plan.ids.size < layout_of(family).replacement(ImageSize(2, 2)).ids.size
+    unsized = files(meta["config"], settings | {"do_resize": False}, tokenizer=tokenizer)
+    assert find_layout(unsized, LayoutOptions()) is None
 
 
 def test_internvl_without_dynamic_tiles_has_one_a_picture() -> None:

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from golden import files, known_layout
 from origin_server import Answer, Origin, origin
 from picture_files import corpus, encoded, picture
 from tiny_files import IMAGE_PAD, TEMPLATE, VIDEO_PAD, tiny_folder
 
 from processors import (
+    FamilyLayout,
     Fetcher,
     MediaConfig,
     ModelFiles,
@@ -26,6 +28,7 @@ from processors import (
     UnsupportedMedia,
     decode_image,
 )
+from processors.processor_kwargs import check_processor_kwargs, edges_are_areas
 from sightline_types import DegradeReason, ImageSize, PreparedPrompt
 
 Prepare = Callable[..., Awaitable[PreparedPrompt]]
@@ -266,6 +269,9 @@ async def test_processor_arguments_are_named_without_a_picture_too(builders: Bui
         ("max_pixels", [1]),
         ("size", {"shortest_edge": 1 << 40}),
         ("size", {"longest_edge": {"a": {"b": 1}}}),
+        ("size", {"height": 20_000, "width": 20_000}),
+        ("max_patches", 65),
+        ("max_dynamic_patch", 1 << 24),
     ],
 )
 async def test_processor_arguments_that_could_harm_the_engine_are_refused(
@@ -280,6 +286,29 @@ async def test_processor_arguments_that_could_harm_the_engine_are_refused(
 async def test_processor_arguments_take_a_size(builders: Builders) -> None:
     size = {"shortest_edge": 65536, "longest_edge": 1048576}
     assert not (await builders().prepare(ask(SMALL), mm_processor_kwargs={"size": size})).is_exact
+
+
+@pytest.mark.parametrize(
+    ("layout", "own", "areas"),
+    [
+        (None, {}, False),
+        (None, {"size": {"shortest_edge": 336}}, False),
+        (None, {"min_pixels": 65536}, True),
+        (known_layout(files({"model_type": "qwen2_vl", "image_token_id": 9})), {}, True),
+        (known_layout(files({"model_type": "llava", "image_token_index": 9})), {}, False),
+    ],
+)
+def test_an_edge_of_a_size_is_a_side_but_where_the_model_means_an_area(
+    layout: FamilyLayout | None, own: dict[str, object], areas: bool
+) -> None:
+    """A processor that is told of sides of 16 million pixels makes such a picture."""
+    assert edges_are_areas(layout, own) is areas
+    kwargs = {"size": {"shortest_edge": 1 << 20, "longest_edge": 1 << 24}}
+    if areas:
+        check_processor_kwargs(kwargs, edges_are_areas=areas)
+        return
+    with pytest.raises(RequestError, match="from 0 to 4096"):
+        check_processor_kwargs(kwargs, edges_are_areas=areas)
 
 
 async def test_empty_processor_arguments_are_none(builders: Builders) -> None:
@@ -404,6 +433,13 @@ def test_a_processors_nested_section_wins_over_its_own_file(tmp_path: Path) -> N
     folder = tiny_folder(tmp_path / "m")
     (folder / "processor_config.json").write_text('{"image_processor": {"patch_size": 3}}')
     assert ModelFiles.load(folder).preprocessor == {"patch_size": 3}
+
+
+def test_what_the_whole_processor_says_of_pictures_is_among_their_settings(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "m")
+    (folder / "processor_config.json").write_text('{"image_seq_length": 64}')
+    settings = ModelFiles.load(folder).preprocessor
+    assert settings["image_seq_length"] == 64 and "size" in settings
 
 
 def test_a_text_model_has_no_preprocessor(tmp_path: Path) -> None:
