@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 
+from app.interrupts import interrupts_unheard
 from app.progress import ProgressLine
 from simulation.fleet import FleetRun, simulate
 from simulation.prompts import Session
@@ -55,7 +54,7 @@ def title(policy: str, rate: float | None) -> str:
 def _side_by_side(jobs: Sequence[Job], at_a_time: int) -> Iterator[FleetRun]:
     others = active_children()
     with ProcessPoolExecutor(at_a_time, mp_context=get_context("spawn")) as pool:
-        with _interrupts_unheard():
+        with interrupts_unheard():
             found = pool.map(_run_job, jobs)
         try:
             yield from found
@@ -65,16 +64,6 @@ def _side_by_side(jobs: Sequence[Job], at_a_time: int) -> Iterator[FleetRun]:
                 if process not in others:
                     process.terminate()
             raise
-
-
-@contextmanager
-def _interrupts_unheard() -> Iterator[None]:
-    """Processes that begin here do not hear Ctrl-C: this one does, and ends them."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _run_job(job: Job) -> FleetRun:

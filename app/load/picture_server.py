@@ -17,6 +17,7 @@ from typing import cast
 
 import httptools
 
+from app.interrupts import interrupts_unheard
 from app.load.errors import UsageError
 from app.load.pictures import Picture
 
@@ -42,7 +43,8 @@ def served(pictures: list[Picture], bind: str) -> Iterator[tuple[int, int]]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(pictures, listening, theirs), daemon=True)
-    process.start()
+    with interrupts_unheard():
+        process.start()
     theirs.close()
     try:
         if not ours.poll(START_TIMEOUT_S) or ours.recv() != "ready":
@@ -128,7 +130,4 @@ def _serve(pictures: list[Picture], listening: socket.socket, ready: Connection)
         async with server:
             await ended.wait()
 
-    try:
-        asyncio.run(run())
-    except KeyboardInterrupt:
-        pass  # Ctrl-C goes to the whole group; the parent prints
+    asyncio.run(run())

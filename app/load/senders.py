@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+from app.interrupts import interrupts_unheard
 from app.load.errors import EndpointError
 from app.load.pictures import Picture
 from app.load.plan import Plan
@@ -52,7 +53,8 @@ def send_from_processes(plan: Plan, shares: Sequence[Share], begin: Begin) -> li
         for share in shares:
             ours, theirs = context.Pipe()
             process = context.Process(target=_sender, args=(plan, share, theirs), daemon=True)
-            process.start()
+            with interrupts_unheard():
+                process.start()
             theirs.close()
             stack.callback(_end, process, ours)
             pipes.append(ours)
@@ -68,8 +70,12 @@ def send_from_processes(plan: Plan, shares: Sequence[Share], begin: Begin) -> li
 
 
 def _sender(plan: Plan, share: Share, pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and tells
+    """Where the parent is gone, nobody is told anything."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _send_and_tell(plan, share, pipe)
 
+
+def _send_and_tell(plan: Plan, share: Share, pipe: Connection) -> None:
     async def run() -> Outcome:
         loop = asyncio.get_running_loop()
         session = Session(plan, share)
@@ -78,7 +84,7 @@ def _sender(plan: Plan, share: Share, pipe: Connection) -> None:
         def on_word() -> None:
             try:
                 word = pipe.recv()
-            except EOFError:  # the parent is gone
+            except (EOFError, ConnectionResetError):  # the parent is gone
                 word = "stop"
                 loop.remove_reader(pipe.fileno())
             if word == "stop":
@@ -97,14 +103,13 @@ def _sender(plan: Plan, share: Share, pipe: Connection) -> None:
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         outcome = runner.run(run())
     os.set_blocking(pipe.fileno(), True)  # uvloop's add_reader has changed that
-    with contextlib.suppress(BrokenPipeError):
-        pipe.send(outcome)
+    pipe.send(outcome)
 
 
 def _received(pipe: Connection) -> Outcome | None:
     try:
         answer: Outcome | None = pipe.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         raise EndpointError("a sending process ended early; its own message stands above") from None
     return answer
 
@@ -121,7 +126,7 @@ def _collected(pipes: Sequence[Connection], outcomes: dict[int, Outcome]) -> lis
 
 def _tell(pipes: Sequence[Connection], word: str) -> None:
     for pipe in pipes:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             pipe.send(word)
 
 
