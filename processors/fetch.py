@@ -181,6 +181,9 @@ class Fetcher:
                 self._origins.open(url, {}) as response,
             ):
                 check_status(response, url)
+                if response.status == 206:
+                    # Nobody asked for a part, and a part must not be kept for the file.
+                    raise MediaUnreachable(f"{shown_url(url)} sent a part of the file, unasked (206)")
                 return await self._origins.read(response), freshness_s(response.headers)
         except TimeoutError:
             message = f"{shown_url(url)} took longer than {limit_s:g} s (media.fetch_timeout_s)"

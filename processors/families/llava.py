@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from processors.families.source import Source
 from processors.layout import FamilyLayout, Replacement, Shape, run_of
@@ -47,7 +48,16 @@ def layout(source: Source) -> LlavaLayout | None:
     if tower is None:
         return None
     side = source.number(source.vision, "image_size", 336) // source.number(source.vision, "patch_size", 14)
+    if not _makes_squares(source.settings):
+        return None
     strategy = str(source.config.get("vision_feature_select_strategy", "default"))
     count = selected_features(side * side + tower, strategy)
     token = source.token("image_token_index", "image_token_id", text="<image>")
     return None if not count else LlavaLayout("llava", token, count)
+
+
+def _makes_squares(settings: Mapping[str, Any]) -> bool:
+    """Whether every picture becomes one of the tower's shape, by cropping or by squeezing."""
+    size = settings.get("size")
+    squeezes = isinstance(size, Mapping) and {"height", "width"} <= size.keys()
+    return bool(settings.get("do_resize", True) and (squeezes or settings.get("do_center_crop", True)))

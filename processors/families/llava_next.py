@@ -82,20 +82,26 @@ def unpadded(size: ImageSize, height: int, width: int) -> tuple[int, int]:
 def layout(source: Source) -> LlavaNextLayout | None:
     if source.named(_ARCHITECTURES) is None or source.options.engine == "sglang":
         return None
-    kwargs = source.kwargs(Modality.IMAGE)
-    if source.has_nested_kwargs or kwargs.keys() - {"image_grid_pinpoints"}:
+    if source.options.processor_kwargs:
         return None
     tile, patch = (
         source.number(source.vision, "image_size", 336),
         source.number(source.vision, "patch_size", 14),
     )
-    sizes = _canvases(kwargs.get("image_grid_pinpoints") or source.config.get("image_grid_pinpoints"), tile)
+    sizes = _canvases(source.config.get("image_grid_pinpoints"), tile)
     strategy = str(source.config.get("vision_feature_select_strategy", "default"))
     base = selected_features((tile // patch) ** 2 + 1, strategy)
     token = source.token("image_token_index", "image_token_id", text="<image>")
-    if base is None or sizes is None or patch > tile:
+    if base is None or sizes is None or patch > tile or not _cuts_them(source, tile):
         return None
     return LlavaNextLayout("llava_next", token, sizes, tile, patch, base)
+
+
+def _cuts_them(source: Source, tile: int) -> bool:
+    """Whether the processor cuts pictures into the model's tiles, from the canvases that the model knows."""
+    own, crop = source.settings.get("image_grid_pinpoints"), source.settings.get("crop_size", tile)
+    sides = set(crop.values()) if isinstance(crop, Mapping) else {crop}
+    return own in (None, source.config.get("image_grid_pinpoints")) and sides == {tile}
 
 
 def _canvases(given: object, tile: int) -> tuple[tuple[int, int], ...] | None:

@@ -82,6 +82,13 @@ async def test_any_other_failure_of_the_origin_is_a_400(server: Origin, status: 
     assert (await failure(server.url("/sick"))).status == 400
 
 
+async def test_a_part_that_nobody_asked_for_is_not_taken_for_the_file(server: Origin) -> None:
+    part = Answer(PNG[:100], "206 Partial Content", (f"content-range: bytes 0-99/{len(PNG)}",))
+    server.answers["/part"] = part
+    error = await failure(server.url("/part"))
+    assert isinstance(error, MediaUnreachable) and error.status == 400 and "206" in error.message
+
+
 async def test_a_refused_connection_is_a_400() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -261,6 +261,25 @@ def test_a_pixtral_that_shrinks_pictures_otherwise_has_no_layout(settings: dict[
         assert find_layout(files(whole, settings, tokenizer=tokenizer)) is None
 
 
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llava", {"do_center_crop": False}),
+        ("llava", {"do_resize": False}),
+        ("llava_next", {"image_grid_pinpoints": [[336, 336]]}),
+        ("llava_next", {"crop_size": {"height": 224, "width": 224}}),
+        ("llava_next", {"crop_size": 224}),
+    ],
+)
+def test_a_processor_that_cuts_other_pictures_than_the_model_takes_leaves_no_layout(
+    family: str, settings: dict[str, Any]
+) -> None:
+    config = {"model_type": family, "image_token_index": 9, "image_grid_pinpoints": [[336, 672], [672, 336]]}
+    own = {"crop_size": {"height": 336, "width": 336}}
+    assert find_layout(files(config, own)) is not None
+    assert find_layout(files(config, own | settings)) is None
+
+
 def test_glms_limits_are_those_of_its_size_alone() -> None:
     meta = golden("glm4v")["meta"]
     config, settings = {"model_type": "glm4v", **meta["config"]}, meta["processor_config"]
