@@ -25,6 +25,8 @@ _TILES = frozenset(
 MAX_NUMBER = 1 << 24
 #: Tiles of a picture at most: processors try every canvas of so many, which takes the cube of it.
 MAX_TILES = 64
+#: Frames of a clip at most: Qwen3-VL's processor (transformers 5.19) repeats them as often as it is told.
+MAX_FRAMES = 768
 #: Pixels of a side at most, where `size` is about sides: a processor makes pictures of just that size.
 MAX_SIDE = 4096
 
@@ -55,7 +57,7 @@ def _numbers(name: str, value: object, areas: bool) -> Iterator[tuple[str, objec
             is_area = areas and side in ("shortest_edge", "longest_edge")
             yield f".{str(side)[:40]}", pixels, MAX_NUMBER if is_area else MAX_SIDE
     else:
-        yield "", value, MAX_TILES if name in _TILES else MAX_NUMBER
+        yield "", value, MAX_FRAMES if name == "num_frames" else MAX_TILES if name in _TILES else MAX_NUMBER
 
 
 def edges_are_areas(layout: FamilyLayout | None, settings: Mapping[str, Any]) -> bool:

@@ -271,6 +271,7 @@ async def test_processor_arguments_are_named_without_a_picture_too(builders: Bui
         ("size", {"longest_edge": {"a": {"b": 1}}}),
         ("size", {"height": 20_000, "width": 20_000}),
         ("max_patches", 65),
+        ("num_frames", 100_000),
         ("max_dynamic_patch", 1 << 24),
     ],
 )
