@@ -11,6 +11,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +38,7 @@ from sightline_types import (
     WorkerId,
     WorkerPush,
 )
+from tests.engines.forked_engines import forked_engines
 
 #: Marks of the tests that run an engine in their own process: what it and its libraries deprecate among
 #: themselves is not ours to mend.
@@ -135,7 +137,8 @@ class Bench:
             video=self._config.video,
         )
         self.media = await MediaDecoder.for_model(self._config)
-        self.engine = await start_engine(self._config)
+        with forked_engines() if self._config.engine == "vllm" else nullcontext():
+            self.engine = await start_engine(self._config)
         self.contract = await self.engine.contract()
         self.relay = EventRelay(self._worker, self.contract, self.engine.event_source(), self._push)
         await self.relay.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest_asyncio
 
 from tests.engines import pictures as make
 from tests.engines.bench import ENGINE_IN_PROCESS, Bench, check_lengths, check_no_false_credit, check_repeat
-from tests.engines.forked_engines import forked_engines
 from tests.engines.service import INTRODUCTION, QUESTION, image_part, messages
 from tests.engines.tiny_families import FAMILIES, family_folder, loading
 from tests.engines.tiny_weightless import WEIGHTLESS
@@ -23,16 +22,8 @@ KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", *FAMILIES, *WEIGHTLESS)
 SIZES = ((64, 64), (200, 200), (333, 127), (42, 70), (80, 48), (1200, 20), (30, 600), (640, 480), (1081, 723))
 
 
-@pytest.fixture(scope="module")
-def quick_start() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as environment, forked_engines():
-        # vLLM 0.32's CPU backend caches no prefix of Kimi's latent attention. As plain attention, it does.
-        environment.setenv("VLLM_MLA_DISABLE", "1")
-        yield
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
-async def bench(request: pytest.FixtureRequest, models: Path, quick_start: None) -> AsyncIterator[Bench]:
+async def bench(request: pytest.FixtureRequest, models: Path) -> AsyncIterator[Bench]:
     bench = Bench(str(family_folder(request.param, models)), **loading(request.param))
     await bench.start()
     yield bench

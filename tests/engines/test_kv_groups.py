@@ -26,7 +26,6 @@ from router.kv_groups import cached_tokens, is_predictable
 from router.residency import Residency
 from sightline_types import DegradeReason, KeyScheme, Tier, TokenView, WorkerContract
 from tests.engines.bench import ENGINE_IN_PROCESS, Bench, Seen
-from tests.engines.forked_engines import forked_engines
 from tests.engines.pictures import data_url, png
 from tests.engines.service import image_part, messages
 
@@ -164,8 +163,7 @@ QUESTION = "What is in the picture, and what else would you like to say about it
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hybrid(models: Path) -> AsyncIterator[Bench]:
     bench = Bench(str(tiny_model("qwen3_5", models)), block_size=32, num_gpu_blocks_override=60)
-    with forked_engines():
-        await bench.start()
+    await bench.start()
     yield bench
     await bench.stop()
 
