@@ -25,6 +25,7 @@ from typing import Any
 
 from router import keys
 from router.channel import SETTLE_S, Channel, LifecycleQueue
+from router.confirmation import Confirmation
 from router.events import AllCleared, EventBatch
 from router.residency import Residency
 from router.subscription import EventSource, EventSubscription
@@ -61,7 +62,8 @@ class EventRelay:
 
     source: None for a worker that publishes no events: heartbeats and lifecycle only.
     push: sends one message to the actor, wherever that is now; whatever it raises is a failed push.
-    settle_s: how long no event and no report must have come for the relay to be idle.
+    settle_s: how long no event and no report must have come for the relay to be idle; after half of it the
+        engine is asked whether it has published more.
     renewal_s: between two lists of the requests that run here; the bookings' lease must be longer.
     load: what the engine says of itself, asked at each push; must not raise.
     on_lost: told why, when events were lost for good.
@@ -97,15 +99,17 @@ class EventRelay:
         self._residency = Residency(
             contract.spec, counts=not contract.scheme.has_pads, groups=contract.kv_groups
         )
+        self._wake = asyncio.Event()
         self._subscription = self._subscribe(source)
+        self._confirmation = self._confirm()
         self._trust = StreamTrust()
         self._is_partial = False
         self._lifecycle = LifecycleQueue()
         self._channel = Channel(secrets.randbits(62) if epoch is None else epoch)
         self._last_change = self._last_push = clock()
-        self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._follower: asyncio.Task[None] | None = None
+        self._confirmer: asyncio.Task[None] | None = None
         self._pusher: asyncio.Task[None] | None = None
 
     def _subscribe(self, source: EventSource | None) -> EventSubscription | None:
@@ -120,12 +124,18 @@ class EventRelay:
             on_caught_up=self._changed,
         )
 
+    def _confirm(self) -> Confirmation | None:
+        if self._subscription is None:
+            return None
+        return Confirmation(self._subscription, self._settle_s / 2, on_sure=self._wake.set)
+
     async def start(self) -> None:
         """Catch up with the engine, and register with the actor; does not fail where there is none yet."""
         self._loop = asyncio.get_running_loop()
-        if self._subscription is not None:
+        if self._subscription is not None and self._confirmation is not None:
             await self._loop.run_in_executor(None, keys.warm_up)  # not at the first event, in this loop
             self._follower = _spawn(self._subscription.run())
+            self._confirmer = _spawn(self._confirmation.run())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CATCH_UP_TIMEOUT_S):
                     await self._subscription.caught_up.wait()
@@ -154,7 +164,7 @@ class EventRelay:
         """Stop, without a word to the actor."""
         self._channel.has_left = True
         try:
-            await _cancel(self._pusher, self._follower)
+            await _cancel(self._pusher, self._follower, self._confirmer)
         finally:
             if self._subscription is not None:
                 self._subscription.close()
@@ -197,10 +207,13 @@ class EventRelay:
     def _is_quiet(self) -> bool:
         """Nothing runs and nothing is on its way: idle, once the settle time is over."""
         is_behind = self._subscription is not None and self._subscription.status.catching_up
-        return not self._lifecycle.running and not is_behind
+        is_sure = self._confirmation is None or self._confirmation.is_sure
+        return not self._lifecycle.running and not is_behind and is_sure
 
     def _changed(self) -> None:
         self._last_change = self._clock()
+        if self._confirmation is not None:
+            self._confirmation.doubt()
         self._wake.set()
 
     def _take_batch(self, batch: EventBatch) -> None:

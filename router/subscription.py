@@ -47,7 +47,7 @@ GATHER_S = 0.01
 #: Batches taken in a row before other tasks get a turn: a busy socket never makes its reader wait.
 BATCHES_A_TURN = 32
 
-_END_SEQ = (1 << 64) - 1
+END_SEQ = (1 << 64) - 1
 _SEQ_BYTES = 8
 
 
@@ -135,7 +135,7 @@ class EventSubscription:
                 await asyncio.sleep(GATHER_S)
 
     async def _receive(self, frames: list[bytes]) -> None:
-        message = _seq_and_payload(frames)
+        message = seq_and_payload(frames)
         if message is None:
             return
         await self._take_live(*message)
@@ -243,23 +243,27 @@ class EventSubscription:
     async def _ask(self, seq: int) -> AsyncIterator[tuple[int, bytes]]:
         if self._source.replay_endpoint is None:
             return
-        dealer = self._dealer or self._connect_dealer(self._source.replay_endpoint)
+        self._dealer = dealer = self._dealer or self.connect_dealer()
+        assert dealer is not None
         await dealer.send_multipart((b"", seq.to_bytes(8, "big")))
         while True:
             async with asyncio.timeout(REPLAY_TIMEOUT_S):
                 frames = await dealer.recv_multipart()
-            message = _seq_and_payload(frames)
-            if message is not None and message[0] == _END_SEQ:
+            message = seq_and_payload(frames)
+            if message is not None and message[0] == END_SEQ:
                 return
             if message is not None:
                 yield message
 
-    def _connect_dealer(self, endpoint: str) -> zmq.asyncio.Socket:
-        self._dealer = self._context.socket(SocketType.DEALER)
-        self._dealer.set_hwm(0)
-        self._dealer.linger = 0
-        self._dealer.connect(endpoint)
-        return self._dealer
+    def connect_dealer(self) -> zmq.asyncio.Socket | None:
+        """A new socket to the publisher's replay, closed by `close`; None where there is no replay."""
+        if self._source.replay_endpoint is None:
+            return None
+        dealer = self._context.socket(SocketType.DEALER)
+        dealer.set_hwm(0)
+        dealer.linger = 0
+        dealer.connect(self._source.replay_endpoint)
+        return dealer
 
     def _drop_dealer(self) -> None:
         """Late answers to an abandoned question must not be taken for those to the next."""
@@ -273,7 +277,7 @@ class EventSubscription:
             await asyncio.sleep(0)
 
 
-def _seq_and_payload(frames: list[bytes]) -> tuple[int, bytes] | None:
+def seq_and_payload(frames: list[bytes]) -> tuple[int, bytes] | None:
     """The last two frames (what comes before them differs by release); None for another message."""
     if len(frames) < 2 or len(frames[-2]) != _SEQ_BYTES:
         return None

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from event_publisher import CLEARED, EventPublisher, block, publisher, removed
 
-from router import channel, subscription, trust
+from router import channel, confirmation, subscription, trust
 from router import relay as relay_module
 from router.keys import chain_key, root_key
 from router.relay import EventRelay
@@ -122,7 +122,9 @@ class Actor:
 
 @asynccontextmanager
 async def relaying(actor: Actor, source: EventSource | None, **options: Any) -> AsyncIterator[EventRelay]:
-    relay = EventRelay(WORKER, CONTRACT, source, actor.push, **({"push_interval_s": 0.001} | options))
+    # Never idle unless a test says so: what asks the engine whether there is more would be one more replay.
+    usual = {"push_interval_s": 0.001, "settle_s": A_LONG_TIME_S}
+    relay = EventRelay(WORKER, CONTRACT, source, actor.push, **(usual | options))
     await relay.start()
     try:
         yield relay
@@ -476,13 +478,59 @@ async def test_a_worker_whose_relay_is_behind_is_not_idle() -> None:
     async with following(heartbeat_s=A_LONG_TIME_S, settle_s=0.01) as (engine, actor, relay):
         await actor.until(lambda: actor.last.relay.idle)
         engine.replaying.clear()
+        asked = len(engine.replay_requests)
         await engine.publish(block(1), live=False)
         await engine.publish(block(2))
-        while len(engine.replay_requests) < 2:
+        while len(engine.replay_requests) == asked:
             await asyncio.sleep(0)
         assert not relay.status.idle
         engine.replaying.set()
         await actor.until(lambda: actor.last.relay.idle and actor.keys == {key(1), key(2)})
+
+
+async def test_a_worker_is_not_idle_before_everything_that_its_engine_published_was_heard() -> None:
+    """However long the last batch takes: engine and relay may both have to wait for a busy machine."""
+    async with following(heartbeat_s=A_LONG_TIME_S, settle_s=0.002) as (engine, actor, relay):
+        await actor.until(lambda: actor.last.relay.idle)
+        relay.report(life("started"))
+        late = await engine.publish(block(1), live=False)
+        relay.report(life("end"))
+        asked = len(engine.replay_requests)
+        while len(engine.replay_requests) < asked + 3:
+            await asyncio.sleep(0.001)
+        assert not relay.status.idle and not actor.last.relay.idle
+        await engine.send_again(late)
+        await actor.until(lambda: actor.last.relay.idle)
+        assert actor.keys == {key(1)}
+
+
+async def test_a_worker_whose_engine_does_not_say_whether_there_is_more_is_not_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(confirmation, "REPLAY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(confirmation, "RETRY_S", 0.001)
+    async with following(heartbeat_s=A_LONG_TIME_S, settle_s=0.002) as (engine, actor, relay):
+        await actor.until(lambda: actor.last.relay.idle)
+        engine.replaying.clear()
+        relay.report(life("started"))
+        relay.report(life("end"))
+        asked = len(engine.replay_requests)
+        while len(engine.replay_requests) == asked:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)
+        assert not relay.status.idle
+        engine.replaying.set()
+        await actor.until(lambda: actor.last.relay.idle)
+
+
+async def test_an_engine_without_a_replay_is_idle_after_its_silence() -> None:
+    actor = Actor()
+    async with publisher() as engine:
+        source = engine.source._replace(replay_endpoint=None)
+        async with relaying(actor, source, heartbeat_s=A_LONG_TIME_S, settle_s=0.01) as relay:
+            relay.report(life("started"))
+            relay.report(life("end"))
+            await actor.until(lambda: actor.last.relay.idle)
 
 
 async def test_a_batch_without_net_change_is_told_as_followed() -> None:
