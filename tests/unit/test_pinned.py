@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.serve.request_router import RequestRouter
 
-from router.pinned import Pin, rank_by_rendezvous
+from router.pinned import Pin, PinnedRouter, rank_by_rendezvous
 from sightline_types import WorkerId
 
 
@@ -52,3 +53,7 @@ def test_a_pin_of_single_rank_workers_carries_no_ranks() -> None:
     pin = Pin.towards(7, [WorkerId("a"), WorkerId("b")])
     assert pin == Pin(7, ("a", "b"))
     assert pin.rank_at("b") == 0
+
+
+def test_a_busy_replica_has_longer_to_answer_than_serve_would_give_it() -> None:
+    assert PinnedRouter.queue_len_response_deadline_s >= 10 * RequestRouter.queue_len_response_deadline_s
