@@ -100,6 +100,10 @@ class Router:
         result: Receipt | None = await self._actor.receipt.remote(decision_id)
         return result
 
+    async def roster(self) -> list[WorkerId]:
+        """Who was in the pool when the actor was last asked: whom its successor would wait for."""
+        return self._roster
+
     async def restarts(self) -> int:
         """How often the actor was replaced since this replica began."""
         return self._restarts

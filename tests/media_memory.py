@@ -89,7 +89,7 @@ def object_store_bytes() -> float:
     return float(found[1]) * 2**20 if found else 0.0
 
 
-def settled(read: Any, target: float, timeout_s: float = 20.0) -> float:
+def settled(read: Any, target: float, timeout_s: float = 60.0) -> float:
     """A reading that has come down to the target, or the last one."""
     ends = time.monotonic() + timeout_s
     while (value := float(read())) > target and time.monotonic() < ends:

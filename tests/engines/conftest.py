@@ -52,6 +52,11 @@ def pictures() -> Iterator[PictureServer]:
         yield server
 
 
+#: No speeds are learned: which replica a busy machine made slower for a while must not decide who gets what.
+#: And a decision may take as long as such a machine needs.
+ROUTER = {"rate_gain": 0.0, "decision_budget_ms": 30_000.0}
+
+
 def app_args(models: Path, **more: object) -> dict[str, object]:
     """Two replicas with a cache of 100 blocks each."""
     args: dict[str, object] = {
@@ -68,8 +73,9 @@ def app_args(models: Path, **more: object) -> dict[str, object]:
             "max_num_seqs": 8,
             "max_num_batched_tokens": 2048,
         },
-        "media": {"identity": "content", "allow_private_addresses": True},
-        "video": {"decode": "ingress"},
+        "media": {"identity": "content", "allow_private_addresses": True, "fetch_timeout_s": 120},
+        "video": {"decode": "ingress", "timeout_s": 120},
+        "router": ROUTER,
     }
     return args | more
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections import Counter
@@ -114,40 +112,49 @@ def router_actor() -> Any:
 
 def kill_router_actor(service: Service) -> None:
     """kill -9, and wait until another one knows both workers."""
-    before = router_epoch()
+    before = service.wait_for(router_epoch)
     for process in psutil.Process().children(recursive=True):
-        if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::RouterActor"):
-            os.kill(process.pid, signal.SIGKILL)
-    service.wait_for(lambda: router_epoch() != before, 120)
-    service.wait_for(lambda: len(service.workers()) == 2, 120)
+        if "ray::RouterActor" in command_line(process):
+            process.kill()
+    service.wait_for(lambda: router_epoch() not in (None, before))
+    service.wait_for(lambda: len(service.workers()) == 2)
+
+
+def command_line(process: psutil.Process) -> str:
+    """Its name and arguments; nothing where it has ended meanwhile."""
+    try:
+        return " ".join([process.name(), *process.cmdline()])
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def router_epoch() -> int | None:
     import ray
 
     try:
-        return int(ray.get(router_actor().ping.remote(), timeout=5))
-    except (ray.exceptions.RayError, ValueError):
+        return int(ray.get(router_actor().ping.remote(), timeout=30))
+    except (ray.exceptions.RayError, ValueError, TimeoutError):
         return None
 
 
 # The independent count
 
 
-def event_sources(service: Service) -> dict[str, dict[str, str]]:
+def event_sources(service: Service, count: int = 2) -> dict[str, dict[str, str]]:
+    """Of so many replicas, by their first worker: where it publishes, and its process."""
     from ray import serve
 
     handle = serve.get_deployment_handle("Engine", service.app_name)
     found: dict[str, dict[str, str]] = {}
 
-    def both() -> bool:
+    def all_found() -> bool:
         # Many at once: Serve spreads them by load, and one after the other may all go to one replica.
         for response in [handle.event_source.remote() for _ in range(16)]:
-            source = response.result(timeout_s=30)
+            source = response.result(timeout_s=60)
             found[source["worker"]] = source
-        return len(found) == 2
+        return len(found) == count
 
-    service.wait_for(both, 60)
+    service.wait_for(all_found)
     return found
 
 
@@ -174,7 +181,7 @@ def replay(endpoint: str) -> list[bytes]:
     try:
         with context.socket(zmq.DEALER) as dealer:
             dealer.set_hwm(0)
-            dealer.rcvtimeo = 30_000
+            dealer.rcvtimeo = 60_000
             dealer.connect(endpoint)
             while True:
                 known = len(batches)
@@ -214,13 +221,13 @@ def wait_followed(service: Service, last_seqs: dict[str, int]) -> None:
     """Until every relay has come to its engine's last batch.
 
     One that was lost on the way is followed by none that would tell: the relay finds it when it asks the
-    engine, a second after the stream fell silent, and is idle by what it knew until then.
+    engine, a second after the stream fell silent.
     """
 
     def followed() -> bool:
         return all(row["relay"]["engine_seq"] >= last_seqs[row["worker"]] for row in service.workers())
 
-    service.wait_for(followed, 60)
+    service.wait_for(followed)
     service.wait_idle(timeout_s=120)
 
 

@@ -71,7 +71,9 @@ def picture_server() -> Iterator[PictureServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if served.watches:
-                served.seen.append((self.path, owner_of_port(self.client_address[1])))
+                served.seen.append(
+                    (self.path, owner_of_port(self.client_address[1], self.server.server_port))
+                )
             data = served.files.get(self.path.partition("?")[0])
             wanted = self.headers.get("range", "")
             status, body = (404, b"") if data is None else (200, data)
@@ -87,7 +89,10 @@ def picture_server() -> Iterator[PictureServer]:
         def log_message(self, format: str, *args: object) -> None:
             """Quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # of 5, a burst from two ingresses is more than a busy machine takes in time
+
+    server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     served.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
@@ -97,10 +102,14 @@ def picture_server() -> Iterator[PictureServer]:
         server.server_close()
 
 
-def owner_of_port(port: int) -> str:
-    """Name and command line of the local process that connects from `port`."""
+def owner_of_port(port: int, server_port: int) -> str:
+    """Id, name and command line of the local process that connects from `port`.
+
+    One port may be the end of several connections, each to another place.
+    """
     for connection in psutil.net_connections("tcp"):
-        if connection.laddr and connection.laddr.port == port and connection.pid:
+        ends = [end.port for end in (connection.laddr, connection.raddr) if end]
+        if ends == [port, server_port] and connection.pid:
             process = psutil.Process(connection.pid)
-            return f"{process.name()} {' '.join(process.cmdline())}"
+            return f"{process.pid} {process.name()} {' '.join(process.cmdline())}"
     return "unknown"

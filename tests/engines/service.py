@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,8 @@ import httpx
 
 from tests.ray_cluster import start_ray
 
+#: For Serve's proxy. Those that Linux gives away begin at 32,768; Ray's and the tests' own end before these.
+PORTS = range(30_000, 32_000)
 #: 90 blocks of 32 for the tiny model (256 bytes a token): small enough to be filled by a test.
 BLOCK = 32
 SGLANG_PAGE = 16
@@ -158,7 +162,7 @@ class Service:
         receipt = response.json()
         return dict(receipt.get("decision", receipt))
 
-    def wait_idle(self, count: int = 2, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+    def wait_idle(self, count: int = 2, timeout_s: float = 120.0) -> list[dict[str, Any]]:
         """Until `count` workers are registered and every one is at rest, with all its events applied."""
         return self.wait_for(
             lambda: (
@@ -167,7 +171,7 @@ class Service:
             timeout_s,
         )
 
-    def wait_for(self, condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    def wait_for(self, condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
         """Poll until `condition` is truthy; its value. Errors of a service that is not whole are retried."""
         deadline = time.monotonic() + timeout_s
         last: Any = None
@@ -187,9 +191,12 @@ def idle_rows(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]] | 
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Not of those that the system gives to whoever asks for any, as Ray does hundreds of times meanwhile."""
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"no free port from {PORTS.start} on")
 
 
 @contextmanager

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections import Counter
 from typing import Any
 
 import msgpack
 import xxhash
-import zmq
 
 from tests.engines import pictures as make
+from tests.engines.never_lost import event_sources, replay
 from tests.engines.pictures import PictureServer
 from tests.engines.service import QUESTION, Service, image_part, messages
-from tests.engines.test_failures import router_actors
+from tests.engines.test_failures import the_router_actor
 
 #: Fewer tokens than these are what the chat template begins every prompt with: small pages hold them always.
 TEMPLATE_HEAD = 32
@@ -32,22 +31,9 @@ class Recount:
         self._is_vllm = service.engine != "sglang"
         self.counts: Counter[int] = Counter()
         self.key_of: dict[int, int] = {}
-        for payload in self._read(replay_endpoint):
+        for payload in replay(replay_endpoint):
             for event in msgpack.unpackb(payload, strict_map_key=False)[1]:
                 self._apply(event)
-
-    def _read(self, endpoint: str) -> list[bytes]:
-        socket = zmq.Context.instance().socket(zmq.DEALER)
-        socket.connect(endpoint)
-        socket.send_multipart([b"", (0).to_bytes(8, "big")])
-        payloads = []
-        while socket.poll(10_000):
-            _, _, seq, payload = socket.recv_multipart()
-            if seq == b"\xff" * 8:
-                socket.close(linger=0)
-                return payloads
-            payloads.append(payload)
-        raise AssertionError("the engine's replay did not end")
 
     def _apply(self, event: dict[str, Any]) -> None:
         kind = event["type"]
@@ -102,22 +88,13 @@ def router_keys(worker: str, service: Service) -> set[int]:
 
     from sightline_types import WorkerId
 
-    (name,) = router_actors(service.app_name)
-    actor = ray.get_actor(name, namespace="sightline")
-    held = ray.get(actor.resident_keys.remote(WorkerId.parse(worker)), timeout=30)
+    actor = ray.get_actor(the_router_actor(service), namespace="sightline")
+    held = ray.get(actor.resident_keys.remote(WorkerId.parse(worker)), timeout=60)
     return set(np.frombuffer(held, dtype="<u8").tolist())
 
 
 def replay_endpoints(service: Service) -> dict[str, str]:
-    from ray import serve
-
-    handle = serve.get_deployment_handle("Engine", service.app_name)
-    endpoints: dict[str, str] = {}
-    deadline = time.monotonic() + 60
-    while len(endpoints) < 2 and time.monotonic() < deadline:
-        found = handle.event_source.remote().result(timeout_s=30)
-        endpoints[found["worker"]] = found["kv_replay"]
-    return endpoints
+    return {worker: source["kv_replay"] for worker, source in event_sources(service).items()}
 
 
 def unique(pictures: PictureServer, number: int) -> list[dict[str, Any]]:

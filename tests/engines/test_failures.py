@@ -14,28 +14,24 @@ import httpx
 import psutil
 
 from tests.engines import pictures as make
+from tests.engines.never_lost import command_line, event_sources
 from tests.engines.pictures import PictureServer
 from tests.engines.service import QUESTION, Service, image_part, messages
 
 #: What an engine's own process is called: vLLM's, SGLang's, and vLLM's before it has named itself.
 CORES = ("EngineCore", "sglang::scheduler", "spawn_main")
+#: Reasons of answers that the router did not decide on.
+UNDECIDED = ("router_unreachable", "decision_timeout")
 
 
 def replica_pids(service: Service) -> dict[str, int]:
     """Process of each engine replica, by worker."""
-    from ray import serve
-
-    handle = serve.get_deployment_handle("Engine", service.app_name)
-    pids: dict[str, int] = {}
-    deadline = time.monotonic() + 60
-    while len(pids) < len(service.workers()) and time.monotonic() < deadline:
-        found = handle.event_source.remote().result(timeout_s=30)
-        pids[found["worker"]] = int(found["pid"])
-    return pids
+    sources = event_sources(service, count=len(service.workers()))
+    return {worker: int(source["pid"]) for worker, source in sources.items()}
 
 
 def engine_children(pid: int) -> list[psutil.Process]:
-    return [p for p in psutil.Process(pid).children(recursive=True) if "reaper" not in " ".join(p.cmdline())]
+    return [p for p in psutil.Process(pid).children(recursive=True) if "reaper" not in command_line(p)]
 
 
 def router_actors(app_name: str = "") -> list[str]:
@@ -46,6 +42,16 @@ def router_actors(app_name: str = "") -> list[str]:
     return [
         a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if a["name"].startswith(prefix)
     ]
+
+
+def the_router_actor(service: Service, but_not: str = "") -> str:
+    """Its name, once there is but one: a new one may have begun before the old one is forgotten."""
+
+    def only() -> str:
+        names = router_actors(service.app_name)
+        return names[0] if len(names) == 1 and names[0] != but_not else ""
+
+    return str(service.wait_for(only))
 
 
 def stream_all(service: Service, turns: list[list[dict[str, Any]]], max_tokens: int) -> list[dict[str, Any]]:
@@ -112,15 +118,12 @@ def test_the_router_actor_dies_and_is_exact_again(service: Service, pictures: Pi
     turns = messages(image_part(pictures.put("survivor.png", make.png(320))), QUESTION)
     before = service.ask_exact(turns)
     service.wait_idle()
-    (name,) = router_actors(service.app_name)
+    name = the_router_actor(service)
     ray.kill(ray.get_actor(name, namespace="sightline"))
     meanwhile = service.ask(messages("Are you there? " + QUESTION))
     assert meanwhile.status == 200
-    service.wait_for(lambda: router_actors(service.app_name) and router_actors(service.app_name) != [name])
-    assert len(router_actors(service.app_name)) == 1
-    service.wait_for(
-        lambda: service.ask(messages("Hello.")).reason not in ("router_unreachable", "decision_timeout")
-    )
+    the_router_actor(service, but_not=name)
+    service.wait_for(lambda: service.ask(messages("Hello.")).reason not in UNDECIDED)
     again = service.ask_exact(turns)
     assert again.worker == before.worker
     assert again.overlap >= 6
@@ -129,20 +132,19 @@ def test_the_router_actor_dies_and_is_exact_again(service: Service, pictures: Pi
 def test_requests_are_served_while_the_router_is_unreachable(service: Service) -> None:
     import ray
 
-    service.wait_idle()
-    (name,) = router_actors(service.app_name)
-    actor = ray.get_actor(name, namespace="sightline")
-    ray.kill(actor)
-    reasons = set()
-    deadline = time.monotonic() + 30
-    while "router_unreachable" not in reasons and time.monotonic() < deadline:
-        reasons.add(service.ask(messages("Anyone? " + QUESTION), max_tokens=1).reason)
-        if router_actors(service.app_name) not in ([], [name]):
+    reasons: set[str] = set()
+    for _ in range(10):  # on a slow machine it may be back before anybody has asked
+        service.wait_idle()
+        name = the_router_actor(service)
+        ray.kill(ray.get_actor(name, namespace="sightline"))
+        while True:
+            reason = service.ask(messages("Anyone? " + QUESTION), max_tokens=1).reason
+            reasons.add(reason)
+            if reason not in UNDECIDED and router_actors(service.app_name) not in ([], [name]):
+                break
+        if "router_unreachable" in reasons:
             break
     assert "router_unreachable" in reasons
-    service.wait_for(
-        lambda: service.ask(messages("Hello.")).reason not in ("router_unreachable", "decision_timeout")
-    )
     service.wait_idle()
 
 
@@ -166,9 +168,9 @@ def test_a_replica_killed_while_serving_costs_only_started_streams(
         ended_well = outcome["status"] == 200 and outcome["done"] and outcome["error"] is None
         started_on_victim = outcome["worker"] == victim and outcome["tokens"] > 0
         assert ended_well or started_on_victim, outcome
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, "a child of the killed replica lives on"
-    service.wait_for(lambda: victim not in {row["worker"] for row in service.workers()}, 60)
+    service.wait_for(lambda: victim not in {row["worker"] for row in service.workers()})
     service.wait_idle(timeout_s=400)  # whole again, with another replica
     service.ask_exact(messages(QUESTION, system="After the fall. " * 30))
 
@@ -177,16 +179,13 @@ def test_a_dead_engine_ends_its_replica_and_requests_go_on(service: Service) -> 
     service.wait_idle(timeout_s=120)
     pids = replica_pids(service)
     victim, pid = next(iter(pids.items()))
-    (engine_core,) = [
-        p for p in engine_children(pid) if any(name in " ".join([p.name(), *p.cmdline()]) for name in CORES)
-    ][:1]
-    engine_core.kill()
+    cores = [p for p in engine_children(pid) if any(name in command_line(p) for name in CORES)]
+    cores[0].kill()
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda n: service.ask(messages(f"{n} {QUESTION}"), max_tokens=2), range(8)))
     assert all(answer.status == 200 for answer in answers)
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=30)
-    assert not psutil.pid_exists(pid)
-    service.wait_for(lambda: victim not in {row["worker"] for row in service.workers()}, 60)
+    service.wait_for(lambda: not psutil.pid_exists(pid))
+    service.wait_for(lambda: victim not in {row["worker"] for row in service.workers()})
     service.wait_idle(timeout_s=400)
 
 
@@ -230,8 +229,8 @@ def test_a_redeploy_under_load_fails_no_request(service: Service, models) -> Non
             thread.join()
     assert not failures, failures[:3]
     assert served[0] > 10
-    service.wait_idle(timeout_s=60)
-    service.wait_for(lambda: len(router_actors()) == 1, 60)
+    service.wait_idle()
+    service.wait_for(lambda: len(router_actors()) == 1)
 
 
 def test_after_shutdown_no_actor_is_left(service: Service) -> None:
@@ -240,7 +239,7 @@ def test_after_shutdown_no_actor_is_left(service: Service) -> None:
     from ray import serve
 
     serve.delete(service.app_name)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while router_actors() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert router_actors() == []

@@ -12,6 +12,13 @@ from tests.engines.service import free_port
 from tests.ray_cluster import start_ray
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "integration" in item.path.parts and item.get_closest_marker("timeout") is None:
+            # Applications start within a test's time, and slowly on slow machines: only a hang may fail.
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture(scope="package")
 def ray_session() -> Iterator[None]:
     """Ray alone. For this folder only: the engine tests start a Ray of their own in the same process."""
@@ -59,7 +66,8 @@ def actors() -> Iterator[Callable[..., Any]]:
         options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": 0}
         if name is not None:
             options |= {"name": name, "namespace": NAMESPACE}
-        actor = ray.remote(cls).options(**options).remote(RouterConfig(**config))
+        # Workers of these tests send no heartbeats.
+        actor = ray.remote(cls).options(**options).remote(RouterConfig(**{"worker_silence_s": 3600} | config))
         started.append(actor)
         return actor
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engines import pictures as make
+from tests.engines.conftest import ROUTER
 from tests.engines.pictures import PictureServer, picture_server
 from tests.engines.service import QUESTION, Service, deploy, image_part, messages
 from tests.engines.test_eviction import Recount, replay_endpoints, router_keys
@@ -43,6 +44,7 @@ def service(serve_url: str) -> Iterator[Service]:
         "max_model_len": 1200,
         "max_stream_s": 60,
         "media": {"identity": "content", "allow_private_addresses": True},
+        "router": ROUTER,
         "simulation": {
             "profile": {"decode_base_ms": 2.0},
             "num_blocks": NUM_BLOCKS,
@@ -63,7 +65,7 @@ def test_a_repeated_picture_reaches_the_replica_that_holds_it(
     other = messages(image_part(pictures.put("b.png", make.png(2))), QUESTION)
     first = service.ask_exact(turns)
     assert first.overlap == 0
-    again = service.ask(turns)
+    again = service.ask_exact(turns)
     assert again.worker == first.worker
     assert again.media_overlap == again.media_blocks >= 5
     assert 0 < service.ask_exact(other).overlap < again.overlap
@@ -143,6 +145,6 @@ def test_a_killed_replica_is_chosen_no_more_and_replaced(service: Service, pictu
     before = {row["worker"] for row in service.workers()}
     os.kill(replica_pids(service)[victim], signal.SIGKILL)
     assert service.ask(turns).worker != victim
-    service.wait_for(lambda: {row["worker"] for row in service.workers()} - before, 100)
+    service.wait_for(lambda: {row["worker"] for row in service.workers()} - before, 400)
     again = service.ask(turns)
     assert again.worker != victim and again.overlap > 10

@@ -120,7 +120,7 @@ class WatchedActor(RouterActor):
 
 async def eventually(ask: Callable[[], Awaitable[T]], true: Callable[[T], object]) -> T:
     """Ask until the answer is as it should be; that answer."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while True:
         answer = await ask()
         if true(answer):

@@ -19,6 +19,7 @@ TOKENS_PER_WORD = 2
 class ChatEndpoint:
     """bodies: of the requests so far, in order. connections: opened so far. most: requests at once so far.
 
+    together: no answer until so many were under way at once (but to the first two, which count words).
     pause_s: before the first word and between words. statuses: of coming requests, popped; then 200.
     tells: usage is told. cuts: the stream ends in the middle. errs: the stream carries an error.
     lives_up_to: requests that a connection carries. early: a status line of its own before each answer.
@@ -29,6 +30,7 @@ class ChatEndpoint:
     connections: int = 0
     under_way: int = 0
     most: int = 0
+    together: int = 0
     first_s: float = 0.0
     pause_s: float = 0.0
     statuses: list[int] = field(default_factory=list)
@@ -62,6 +64,8 @@ class ChatEndpoint:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         try:
+            while len(self.bodies) > 2 and self.most < self.together:
+                await asyncio.sleep(0.001)
             await self._answer(writer, request)
             await writer.drain()
         finally:

@@ -37,7 +37,7 @@ def bench(url: str, tmp_path: Path, *options: str) -> dict[str, Any]:
 
 
 def test_a_closed_loop_keeps_so_many_requests_under_way(tmp_path):
-    with chat_endpoint(first_s=0.01) as endpoint:
+    with chat_endpoint(together=4) as endpoint:
         found = bench(endpoint.url, tmp_path, "-n", "20", "-c", "4")
     assert endpoint.most == 4
     assert len(endpoint.bodies) == 20 + 2  # two measure how words are counted
@@ -116,7 +116,7 @@ def test_a_stream_that_breaks_is_an_error_though_its_status_is_200(tmp_path, fau
 
 def test_a_request_that_takes_too_long_is_given_up(tmp_path, capsys):
     with chat_endpoint(first_s=5) as endpoint:
-        options = ["--timeout", "0.2", "--warmup", "0", "-n", "2", "--no-calibration"]
+        options = ["--timeout", "0.2", "--warmup", "0", "-n", "2", "--no-calibration", "--model", "tiny"]
         assert main(["bench", "--url", endpoint.url, *options]) == 1
     assert "failed: 2 x timeout" in capsys.readouterr().out
 
@@ -160,7 +160,9 @@ def test_rows_say_of_each_request_what_a_profile_is_fitted_from(tmp_path):
     for row in found:
         assert (row["output_tokens"], row["error"]) == (8, "")
         assert 0 < row["cached_tokens"] < row["prompt_tokens"] and 1 <= row["concurrent"] <= 2
-        assert row["ttft_ms"] > 0 and row["itl_ms"] >= 0 and row["e2e_ms"] >= row["ttft_ms"]
+        assert row["ttft_ms"] > 0 and row["e2e_ms"] >= 8 * 2 - 1
+        # Words that come late come together: the gaps of a busy machine may be anything up to this.
+        assert 0 <= 7 * row["itl_ms"] <= row["e2e_ms"] - row["ttft_ms"] + 0.1
 
 
 def test_several_processes_share_the_requests(tmp_path):

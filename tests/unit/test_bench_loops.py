@@ -93,7 +93,7 @@ def test_poisson_gaps_have_the_rate_and_repeat_with_the_seed():
 async def test_a_closed_loop_ends_with_its_duration():
     with chat_endpoint(first_s=0.02) as endpoint:
         run = runner(endpoint)
-        await asyncio.wait_for(run.closed(3, Limit(duration_s=0.2)), 60)
+        await asyncio.wait_for(run.closed(3, Limit(duration_s=1.0)), 60)
         run.client.close()
     assert len(run.samples) == len(endpoint.bodies) >= 3 and run.outstanding == 0
     assert {text for text, is_good in run.source.said if is_good} == {"word0 word1 "}

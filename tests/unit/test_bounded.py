@@ -83,17 +83,18 @@ async def test_one_who_gives_up_waiting_for_a_place_leaves_it_to_others() -> Non
 
 async def test_work_that_goes_on_is_shared_with_who_comes_later() -> None:
     flights: SingleFlight[str, int] = SingleFlight(goes_on=True)
-    started = 0
+    started, go_on = 0, asyncio.Event()
 
     async def work() -> int:
         nonlocal started
         started += 1
-        await asyncio.sleep(0.05)
+        await go_on.wait()
         return 7
 
     with pytest.raises(TimeoutError):
         await flights.run("a", work, timeout_s=0.001)
     assert "a" in flights
+    go_on.set()
     assert await flights.run("a", work) == 7
     assert (started, len(flights)) == (1, 0)
 

@@ -174,7 +174,8 @@ async def test_a_full_house_of_one_host_leaves_room_for_others(server: Origin, f
     fetcher = fetchers(resolver=local, max_fetches_per_host=2, max_concurrent_fetches=3)
     urls = [server.url(f"/hang?{n}", "slow.test") for n in range(4)]
     hanging = [asyncio.create_task(fetcher.fetch(url)) for url in urls]
-    await asyncio.sleep(0.1)
+    while len(server.requests) < 2:
+        await asyncio.sleep(0.01)
     assert await fetcher.fetch(server.url("/a.png", "quick.test")) == PNG
     assert sum(path.startswith("/hang") for path, _ in server.requests) == 2
     for task in hanging:
@@ -204,7 +205,8 @@ async def test_a_slow_name_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("processors.network.socket.getaddrinfo", names)
     resolver = SystemResolver(2)
     slow = [asyncio.create_task(resolver("slow.test", 80)) for _ in range(8)]
-    await asyncio.sleep(0.05)
+    while not asked:
+        await asyncio.sleep(0.01)
     assert await resolver("quick.test", 80) == ["192.0.2.1"]
     assert asked.count("slow.test") == 1
     done.set()

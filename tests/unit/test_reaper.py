@@ -15,7 +15,7 @@ from deployments.engines import reaper
 
 PARENT = """
 import subprocess, sys, time
-from deployments.engines.reaper import start_reaper
+from reaper import start_reaper
 start_reaper()
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
 print(child.pid, flush=True)
@@ -24,22 +24,29 @@ time.sleep(300)
 
 
 def test_children_of_a_killed_process_are_killed_even_in_sessions_of_their_own() -> None:
-    root = Path(__file__).resolve().parents[2]
+    # By its own name: the package it is in takes long to load.
+    folder = str(Path(reaper.__file__).parent)
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": folder},
     )
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
-    time.sleep(3 * reaper.PERIOD_S)  # the reaper notes it on its next round
+    wait_rounds(next(p for p in psutil.Process(parent.pid).children() if p != child))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
     _, alive = psutil.wait_procs([child], timeout=30)
     assert not alive
+
+
+def wait_rounds(watcher: psutil.Process, count: int = 5) -> None:
+    """Until it has slept so often: it notes new children on its next round, once it has begun at all."""
+    until, deadline = watcher.num_ctx_switches().voluntary + count, time.monotonic() + 30
+    while watcher.num_ctx_switches().voluntary < until and time.monotonic() < deadline:
+        time.sleep(reaper.PERIOD_S / 5)
 
 
 def test_a_zombie_counts_as_gone() -> None:

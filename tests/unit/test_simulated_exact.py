@@ -48,7 +48,7 @@ class SimulatedBench(Bench):
         )
         await self.relay.start()
 
-    async def wait_idle(self, timeout_s: float = 30.0) -> None:
+    async def wait_idle(self, timeout_s: float = 120.0) -> None:
         """With every batch that the engine published applied: a slow machine may be quiet before that."""
         async with asyncio.timeout(timeout_s):
             while not self._is_followed():

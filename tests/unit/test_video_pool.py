@@ -26,7 +26,7 @@ SHORT = clip(6)
 
 @contextlib.asynccontextmanager
 async def pool(**settings: object) -> AsyncIterator[VideoDecoders]:
-    decoders = VideoDecoders(VideoConfig.model_validate(settings))
+    decoders = VideoDecoders(VideoConfig.model_validate({"timeout_s": 120} | settings))
     try:
         yield decoders
     finally:
