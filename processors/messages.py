@@ -46,11 +46,6 @@ class Conversation:
     messages: tuple[dict[str, Any], ...]
     media: tuple[MediaPart, ...] = ()
 
-    @property
-    def num_chars(self) -> int:
-        """Of all texts that a template may write, but for what tools and tool calls say."""
-        return sum(map(_num_chars, self.messages))
-
 
 def parse_messages(messages: object, *, enable_multimodal: bool, max_items: int) -> Conversation:
     """Check a request's `messages`.
@@ -71,13 +66,6 @@ def parse_messages(messages: object, *, enable_multimodal: bool, max_items: int)
             f"is media item {max_items + 1}; the limit is {max_items} (media.max_items)",
         )
     return Conversation(ready, tuple(media))
-
-
-def _num_chars(message: Mapping[str, Any]) -> int:
-    content = message["content"]
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(part.get("text", "")) for part in content)
 
 
 def media_param(messages: Sequence[object], index: int) -> str | None:

@@ -24,6 +24,7 @@ from processors.messages import MediaPart, parse_messages
 from processors.model_files import ModelFiles
 from processors.placeholders import TextPlaceholders, media_texts
 from processors.processor_kwargs import check_processor_kwargs, edges_are_areas
+from processors.special_tokens import texts_of
 from processors.template import ChatTemplate, TokenizedChat
 from processors.token_cache import TokenCacheStats
 from processors.video_config import VideoConfig
@@ -35,8 +36,8 @@ __all__ = ["PromptBuilder"]
 
 _T = TypeVar("_T")
 
-#: Of a conversation that is rendered and tokenized where it came in: 0.5 ms at most, which is what a change
-#: of threads costs when other requests are under way.
+#: Of all that a template writes, where it is rendered and tokenized where it came in: 0.5 ms at most, which
+#: is what a change of threads costs when other requests are under way.
 SHORT_CHARS = 2048
 
 
@@ -107,7 +108,7 @@ class PromptBuilder:
             messages, enable_multimodal=self._enable_multimodal, max_items=max_items
         )
         self._text_placeholders.check(conversation)
-        is_short = conversation.num_chars <= SHORT_CHARS
+        is_short = _is_short([conversation.messages, tools, chat_template_kwargs])
         run = _here if is_short else self._off_loop
         chat = await run(
             self._template.tokenize,
@@ -207,6 +208,16 @@ class PromptBuilder:
 
 def _packed(token_ids: Sequence[int]) -> TokenIds:
     return token_ids if isinstance(token_ids, TokenIds) else TokenIds(np.array(token_ids))
+
+
+def _is_short(value: object) -> bool:
+    """Whether the texts of a JSON value have `SHORT_CHARS` characters at most; reads no further than that."""
+    left = SHORT_CHARS
+    for text in texts_of(value):
+        left -= len(text)
+        if left < 0:
+            return False
+    return True
 
 
 async def _here(function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import dataclasses
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from processors import (
     decode_image,
 )
 from processors.processor_kwargs import check_processor_kwargs, edges_are_areas
+from processors.template import ChatTemplate
 from sightline_types import DegradeReason, ImageSize, PreparedPrompt
 
 Prepare = Callable[..., Awaitable[PreparedPrompt]]
@@ -419,6 +421,42 @@ async def test_items_are_fetched_at_the_same_time(builders: Builders, server: Or
     server._send = together  # type: ignore[method-assign]
     prompt = await builders(identity="bytes").prepare(ask(server.url("/small"), server.url("/wide")))
     assert len(prompt.media) == 2
+
+
+LONG = "many words " * 300
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"text": LONG}}}
+
+
+@pytest.mark.parametrize(
+    ("turn", "more", "is_here"),
+    [
+        ({"content": "short"}, {}, True),
+        ({"content": "short"}, {"tools": [{"type": "function", "function": {"name": "f"}}]}, True),
+        ({"content": LONG}, {}, False),
+        ({"content": [{"type": "text", "text": LONG}]}, {}, False),
+        ({"content": "short"}, {"tools": [{"type": "function", "function": {"name": LONG}}]}, False),
+        ({"content": "short"}, {"chat_template_kwargs": {"hint": LONG}}, False),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, {}, False),
+        ({"role": "assistant", "content": "short", "reasoning_content": LONG}, {}, False),
+    ],
+)
+async def test_whatever_makes_a_prompt_long_is_tokenized_off_the_event_loop(
+    builders: Builders,
+    monkeypatch: pytest.MonkeyPatch,
+    turn: dict[str, Any],
+    more: dict[str, Any],
+    is_here: bool,
+) -> None:
+    threads: list[threading.Thread] = []
+    tokenize = ChatTemplate.tokenize
+
+    def noted(self: ChatTemplate, *args: Any, **kwargs: Any) -> Any:
+        threads.append(threading.current_thread())
+        return tokenize(self, *args, **kwargs)
+
+    monkeypatch.setattr(ChatTemplate, "tokenize", noted)
+    await builders().prepare([{"role": "user"} | turn], **more)
+    assert [thread is threading.current_thread() for thread in threads] == [is_here]
 
 
 # The model's files
