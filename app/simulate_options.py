@@ -42,7 +42,9 @@ def add_simulate_options(command: argparse.ArgumentParser) -> None:
 def _add_load(group: Any) -> None:
     group.add_argument("--workload", default="W1", metavar="NAME", help="see --list (default: W1)")
     group.add_argument("--rate", metavar="R[,R]", help="requests a second, one or more (default: its own)")
-    group.add_argument("--requests", type=int, metavar="N", help="requests in all (default: its own)")
+    group.add_argument(
+        "--requests", type=int, metavar="N", help="requests (default: its own; W2: in whole users)"
+    )
     group.add_argument("--think-s", type=float, metavar="S", help="mean pause of a user (closed loops)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     group.add_argument("--trace", type=Path, metavar="FILE", help="JSON lines, for W5 and T (docs/traces.md)")

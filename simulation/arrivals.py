@@ -49,7 +49,20 @@ def think(turns: Iterable[Turn], mean_s: float, random: Random) -> Iterator[Turn
 def replay(
     sessions: Iterable[Session], *, speed: float = 1.0, limit: int | None = None
 ) -> tuple[Session, ...]:
-    """At the times of a trace, from 0, `speed` times as fast; the first `limit` sessions."""
-    kept = sorted(sessions, key=lambda session: session.start_ms)[:limit]
+    """At the times of a trace, from 0, `speed` times as fast.
+
+    limit: requests, of the sessions that begin first; the last of these sessions may lose turns.
+    """
+    ordered = sorted(sessions, key=lambda session: session.start_ms)
+    kept = ordered if limit is None else list(_first(ordered, limit))
     begin = kept[0].start_ms if kept else 0.0
     return tuple(replace(session, start_ms=(session.start_ms - begin) / speed) for session in kept)
+
+
+def _first(sessions: Iterable[Session], num_requests: int) -> Iterator[Session]:
+    left = num_requests
+    for session in sessions:
+        if left <= 0:
+            return
+        yield replace(session, turns=session.turns[:left])
+        left -= len(session.turns)

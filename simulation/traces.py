@@ -108,7 +108,7 @@ class Trace:
         return sum(len(session.turns) for session in self.sessions)
 
     def replayed(self, *, speed: float = 1.0, limit: int | None = None) -> tuple[Session, ...]:
-        """From 0, `speed` times as fast; the first `limit` sessions."""
+        """From 0, `speed` times as fast; the first `limit` requests (`arrivals.replay`)."""
         return replay(self.sessions, speed=speed, limit=limit)
 
 

@@ -171,7 +171,8 @@ def _replayed(load: Load) -> tuple[Session, ...]:
     sessions = trace.replayed(limit=load.num_requests)
     if load.rate_per_s is None or len(sessions) < 2:
         return sessions
-    own_rate = len(sessions) * 1e3 / max(sessions[-1].start_ms, 1e-3)
+    num_requests = sum(len(session.turns) for session in sessions)
+    own_rate = num_requests * 1e3 / max(sessions[-1].start_ms, 1e-3)
     return trace.replayed(speed=load.rate_per_s / own_rate, limit=load.num_requests)
 
 

@@ -20,6 +20,7 @@ from simulation.prompts import Session, Text, Turn, make_id
 from simulation.workloads import WORKLOADS, Load, find_workload
 
 SPEC = KeySpec(KeyScheme.VLLM, 16)
+TURN = Turn((Text(1, 1),), 1, 1)
 GOLDEN = Path(__file__).parent.parent / "data" / "golden" / "qwen3_vl.json"
 
 
@@ -91,9 +92,28 @@ def test_users_of_a_closed_loop_think_between_turns_and_not_before_the_first():
 
 
 def test_a_replay_begins_at_once_and_runs_as_fast_as_asked():
-    sessions = [Session(at, ()) for at in (3000.0, 1000.0, 2000.0)]
+    sessions = [Session(at, (TURN,)) for at in (3000.0, 1000.0, 2000.0)]
     assert [session.start_ms for session in replay(sessions, speed=2.0)] == [0.0, 500.0, 1000.0]
     assert len(replay(sessions, limit=2)) == 2
+
+
+@pytest.mark.parametrize(("limit", "turns"), [(1, [1]), (3, [3]), (4, [3, 1]), (5, [3, 2]), (99, [3, 2])])
+def test_a_replay_is_cut_by_its_requests_and_not_by_its_sessions(limit, turns):
+    sessions = [Session(5.0, (TURN,) * 2), Session(1.0, (TURN,) * 3)]
+    assert [len(session.turns) for session in replay(sessions, limit=limit)] == turns
+
+
+def test_the_rate_of_a_replay_counts_every_turn(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    part = {"parts": [{"text": "a", "tokens": 9}], "output_tokens": 1}
+    lines = [
+        {"at_ms": at, "session": f"s{at}", **({"think_ms": 5} if place else {}), **part}
+        for at in range(0, 5000, 1000)
+        for place in range(4)
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    sessions = find_workload("T").make(load(trace=trace, rate_per_s=10.0, num_requests=20))
+    assert [session.start_ms for session in sessions] == [0.0, 500.0, 1000.0, 1500.0, 2000.0]
 
 
 def test_arrivals_of_a_poisson_process_are_in_order():
