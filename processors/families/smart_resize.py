@@ -26,7 +26,8 @@ _FLAT_LIMITS = ("min_pixels", "max_pixels")
 #: What an engine may be told of its processor. Another patch or merge size contradicts the model's weights.
 _KWARGS = frozenset(
     "size min_pixels max_pixels do_resize resample do_rescale rescale_factor do_normalize image_mean "
-    "image_std do_convert_rgb fps num_frames min_frames max_frames do_sample_frames return_tensors".split()
+    "image_std do_convert_rgb fps num_frames min_frames max_frames do_sample_frames return_tensors "
+    "use_fast device disable_grouping".split()
 )
 
 

@@ -284,6 +284,7 @@ def test_qwen3s_clips_under_the_pictures_own_settings_are_another_processors() -
 def test_a_processor_whose_patches_are_not_the_models_has_no_layout(kwargs: dict[str, Any]) -> None:
     model = files({"model_type": "qwen2_vl", "image_token_id": 9})
     assert layout_for(model, LayoutOptions(processor_kwargs=kwargs)) is None
+    assert layout_for(model, LayoutOptions(processor_kwargs={"use_fast": True, "resample": 2})) is not None
 
 
 # Expansion of a whole prompt
