@@ -20,13 +20,21 @@ __all__ = ["main"]
 _SERVE_CONFIG = "serve_config.yaml"
 #: As a shell reports it of a program that SIGINT ended.
 _INTERRUPTED = 130
+#: The same of one that wrote to a pipe that nobody reads any more.
+_READER_GONE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status (1: failed, 2: wrong usage, 130: Ctrl-C; `layout` has its
-    own)."""
+    """Run the command line; returns the exit status (1: failed, 2: wrong usage, 130: Ctrl-C, 141: who read
+    the output has gone; `layout` has its own)."""
     try:
-        return _main(argv)
+        status = _main(argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # What is still buffered goes nowhere, or the interpreter would try once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_GONE
     except KeyboardInterrupt:
         print("sightline: interrupted", file=sys.stderr)
         return _INTERRUPTED

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +101,15 @@ def test_a_demo_of_a_file_that_is_not_there_names_it(tmp_path, capsys):
     path = tmp_path / "none.yaml"
     assert main(["demo", "--config", str(path)]) == 1
     assert f"{path}: cannot be read" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_gone_is_no_crash():
+    reading, writing = os.pipe()
+    os.close(reading)
+    script = "import app.cli as c, sys; c._main = lambda words: print('x' * 99); sys.exit(c.main([]))"
+    command = [sys.executable, "-c", script]
+    try:
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
