@@ -16,6 +16,7 @@ from simulation.metrics import Summary
 __all__ = ["figures"]
 
 _INCHES_WIDE = 9.0
+_WORKERS_NAMED = 10
 _Value = Callable[[Summary], float]
 
 _BY_RATE: tuple[tuple[str, str, str, bool, _Value], ...] = (
@@ -63,19 +64,23 @@ def _by_rate(runs: Sequence[RatedRun], title: str, unit: str, value: _Value, *, 
 
 
 def _loads(runs: Sequence[FleetRun]) -> Figure:
-    """One row a policy, one line a worker; all rows have the same height in requests."""
+    """One row a policy, one line a worker, to its death; all rows have the same height in requests."""
     figure = Figure(figsize=(_INCHES_WIDE, 1.0 + 1.7 * len(runs)), layout="constrained")
     rows = figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, run in zip(rows, runs, strict=True):
         by_worker: dict[str, list[tuple[float, int]]] = {}
         for sample in run.samples.loads:
-            by_worker.setdefault(sample.worker, []).append(
-                (sample.at_ms / 1e3, sample.running + sample.waiting)
-            )
-        for points in by_worker.values():
-            axes.plot(*zip(*points, strict=True), linewidth=0.8)
+            if sample.alive:
+                by_worker.setdefault(sample.worker, []).append(
+                    (sample.at_ms / 1e3, sample.running + sample.waiting)
+                )
+        for worker, points in by_worker.items():
+            axes.plot(*zip(*points, strict=True), linewidth=0.8, label=worker)
         axes.set_title(run.policy, fontsize="small", loc="left")
+        axes.set_ylabel("requests")
         axes.grid(alpha=0.3)
+        if 0 < len(by_worker) <= _WORKERS_NAMED:
+            axes.legend(fontsize="xx-small", ncols=2, loc="upper right")
     rows[-1].set_xlabel("seconds")
     return figure
 

@@ -10,12 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import fleets
 import pytest
 
 from app.cli import main
 from app.progress import ProgressLine
+from app.simulate_output import RatedRun
+from app.simulate_plots import figures
 from simulation.fleet import FleetRun, simulate
 from simulation.metrics import GapHistogram, Percentiles, percentile
+from simulation.scenario import Change
 
 
 class Interrupted(ThreadPoolExecutor):
@@ -64,6 +68,20 @@ def test_a_report_is_one_page_with_its_pictures_inside(tmp_path):
     assert names == {"ttft.png", "tokens.png", "hit_rate.png", "load.png", "homes.png"}
     assert page.count('src="data:image/png;base64,') == 5
     assert "http" not in page.replace("https://", "").split("<body>")[0]
+
+
+def test_the_line_of_a_worker_s_load_ends_with_its_death():
+    died = (Change(at_s=0.2, kind="die", number=1),)
+    drawn = figures([RatedRun(None, fleets.run(fleets.groups(60, 10.0), changes=died))])
+    ends = {
+        line.get_label(): max(line.get_xdata()) for axes in drawn["load"][1].axes for line in axes.get_lines()
+    }
+    assert ends["w001/0"] < 0.25 < min(ends["w000/0"], ends["w002/0"])
+
+
+def test_a_run_that_is_over_before_the_first_look_has_a_picture_without_lines():
+    drawn = figures([RatedRun(None, fleets.run([fleets.single(0.0, "a")], sample_ms=60_000.0))])
+    assert not any(axes.get_lines() for axes in drawn["load"][1].axes)
 
 
 def test_without_matplotlib_a_report_is_refused_before_anything_runs(monkeypatch, capsys, tmp_path):
