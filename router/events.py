@@ -14,7 +14,8 @@ Source of the fields: `vllm/distributed/kv_events.py` (0.32.0).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +119,8 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """Blocks were removed, each once."""
+    """Blocks were removed, in this order. vLLM tells of each by an event of its own: those that follow one
+    another in a batch are one here."""
 
     tier: Tier
     hashes: tuple[EngineHash, ...]
@@ -172,6 +174,27 @@ class _WireRemoved(msgspec.Struct):
     group_idx: int | None = None
 
 
+class _StoredMap(_WireStored, tag_field="type", tag="BlockStored"):
+    pass
+
+
+class _RemovedMap(_WireRemoved, tag_field="type", tag="BlockRemoved"):
+    pass
+
+
+class _ClearedMap(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
+    pass
+
+
+class _MapBatch(msgspec.Struct, array_like=True):
+    """What today's engines send, and nothing else."""
+
+    ts: float
+    events: list[_StoredMap | _RemovedMap | _ClearedMap]
+    data_parallel_rank: int | None = None
+
+
+_map_decoder = msgspec.msgpack.Decoder(_MapBatch)
 _batch_decoder = msgspec.msgpack.Decoder(_WireBatch)
 
 
@@ -182,14 +205,39 @@ def decode_batch(payload: bytes) -> EventBatch:
         EventDecodeError: not msgpack, or a known event whose fields have the wrong type.
     """
     try:
-        wire = _batch_decoder.decode(payload)
-        events = tuple(_event(raw) for raw in wire.events)
+        wire = _read(payload)
+        events = tuple(_joined(wire.events))
     except (msgspec.MsgspecError, OverflowError, RecursionError) as error:
         raise EventDecodeError(f"not a batch of KV events ({len(payload)} bytes): {error}") from error
     return EventBatch(wire.ts, events, wire.data_parallel_rank)
 
 
+def _read(payload: bytes) -> _MapBatch | _WireBatch:
+    """At once into typed fields where all events have today's form, at a third of the time."""
+    try:
+        return _map_decoder.decode(payload)
+    except (msgspec.MsgspecError, OverflowError, RecursionError):
+        return _batch_decoder.decode(payload)
+
+
+def _joined(events: Sequence[Any]) -> Iterator[KVEvent]:
+    for removed_from, run in itertools.groupby(events, _removed_from):
+        if removed_from is None:
+            yield from map(_event, run)
+        else:
+            hashes = itertools.chain.from_iterable(removed.block_hashes for removed in run)
+            yield BlockRemoved(_tier(*removed_from), tuple(hashes))
+
+
+def _removed_from(event: Any) -> tuple[int | None, str | None] | None:
+    return (event.group_idx, event.medium) if type(event) is _RemovedMap else None
+
+
 def _event(raw: Any) -> KVEvent:
+    if isinstance(raw, _StoredMap):
+        return _block_stored(raw)
+    if isinstance(raw, _ClearedMap):
+        return AllCleared()
     tag, fields = _tag_and_fields(raw)
     match tag:
         case "BlockStored":
@@ -219,7 +267,10 @@ def _stored(fields: dict[str, Any]) -> BlockStored:
     if isinstance(metadata, dict):
         # SGLang 0.5.18 has a metadata struct where vLLM's array form has the adapter's name.
         fields = {**fields, "lora_name": None, "cache_salt": metadata.get("cache_salt")}
-    wire = msgspec.convert(fields, _WireStored)
+    return _block_stored(msgspec.convert(fields, _WireStored))
+
+
+def _block_stored(wire: _WireStored) -> BlockStored:
     lora = wire.lora_name or ""
     return BlockStored(
         tier=_tier(wire.group_idx, wire.medium),
@@ -254,6 +305,8 @@ def _tier(group: int | None, medium: str | None) -> Tier:
 
 def _all_extras(wire: _WireStored, lora: str) -> tuple[BlockExtras, ...]:
     if wire.extra_keys:
+        if not any(wire.extra_keys):
+            return (NO_EXTRAS,) * len(wire.extra_keys)
         may_be_salted = wire.parent_block_hash is None
         return tuple(
             _extras(keys, lora, may_be_salted and block == 0) for block, keys in enumerate(wire.extra_keys)

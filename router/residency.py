@@ -79,8 +79,9 @@ class _TierState:
     removed: set[BlockKey] = field(default_factory=set)
 
     def take(self, key: BlockKey) -> None:
-        self.held[key] = self.held.get(key, 0) + 1
-        if self.held[key] > 1:
+        count = self.held.get(key, 0)
+        self.held[key] = count + 1
+        if count:
             return
         if key in self.removed:
             self.removed.remove(key)
@@ -88,8 +89,9 @@ class _TierState:
             self.stored.add(key)
 
     def release(self, key: BlockKey) -> None:
-        self.held[key] -= 1
-        if self.held[key]:
+        count = self.held[key]
+        if count > 1:
+            self.held[key] = count - 1
             return
         del self.held[key]
         if key in self.stored:
@@ -166,7 +168,9 @@ class Residency:
         keys = known if all(known) else self._learn(event, known)
         entries = self._state(event.tier).entries
         for block_hash, key in zip(event.hashes, keys, strict=True):
-            entry = entries.setdefault(block_hash, _Entry())
+            entry = entries.get(block_hash)
+            if entry is None:
+                entry = entries[block_hash] = _Entry()
             entry.count = entry.count + 1 if self._counts else 1
             if key is not None:
                 self._give_key(block_hash, key)
@@ -196,7 +200,7 @@ class Residency:
         if parent is not None and self._is_new_run(event, known):
             tokens = event.token_ids.reshape(len(event.hashes), event.block_size)
             extras_of_all = [extras.media for extras in event.extras]
-            yield from map(BlockKey, chain_keys(parent, tokens, extras_of_all).tolist())
+            yield from chain_keys(parent, tokens, extras_of_all).tolist()
             return
         key = parent
         for block, known_key in enumerate(known):
@@ -231,7 +235,11 @@ class Residency:
 
     def _key_of(self, block_hash: EngineHash) -> BlockKey | None:
         """The key of an engine hash, whichever group and medium told it."""
-        return next((entry.key for _, entry in self._entries(block_hash) if entry.key is not None), None)
+        for state in self._tiers.values():
+            entry = state.entries.get(block_hash)
+            if entry is not None and entry.key is not None:
+                return entry.key
+        return None
 
     def _entries(self, block_hash: EngineHash) -> Iterator[tuple[_TierState, _Entry]]:
         for state in self._tiers.values():
@@ -241,12 +249,18 @@ class Residency:
 
     def _state(self, tier: Tier) -> _TierState:
         """The state of the engine's own `tier`."""
-        placed = tier._replace(group=self._places.get(tier.group, tier.group))
-        return self._tiers.setdefault(placed, _TierState())
+        placed = Tier(self._places.get(tier.group, tier.group), tier.medium)
+        state = self._tiers.get(placed)
+        if state is None:
+            state = self._tiers[placed] = _TierState()
+        return state
 
     def _give_key(self, block_hash: EngineHash, key: BlockKey) -> None:
         """Wherever the block is held: one that was stored without content learns its key."""
-        for state, entry in self._entries(block_hash):
+        for state in self._tiers.values():
+            entry = state.entries.get(block_hash)
+            if entry is None:
+                continue
             entry.waits = False
             if entry.key is None:
                 entry.key = key

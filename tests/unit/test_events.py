@@ -100,6 +100,25 @@ def test_removals_and_clearings_are_read_in_both_forms() -> None:
     assert decode_one(["AllBlocksCleared"]) == decode_one({"type": "AllBlocksCleared"}) == AllCleared()
 
 
+def test_removals_in_a_row_are_one_event_and_keep_their_place() -> None:
+    removals = [{"type": "BlockRemoved", "block_hashes": [block], "medium": "GPU"} for block in (3, 1, 2)]
+    elsewhere = {"type": "BlockRemoved", "block_hashes": [4], "medium": "CPU"}
+    wire = [*removals, elsewhere, stored([5], range(4)), removals[0]]
+    first, second, third, last = decode_batch(msgspec.msgpack.encode([1.5, wire, 0])).events
+    assert (first, second) == (BlockRemoved(Tier(), (3, 1, 2)), BlockRemoved(Tier(0, "CPU"), (4,)))
+    assert isinstance(third, BlockStored) and third.hashes == (5,)
+    assert last == BlockRemoved(Tier(), (3,))
+
+
+@pytest.mark.parametrize("strange", [{"type": "BlockMoved"}, ["BlockRemoved", [9]]])
+def test_an_event_of_another_release_changes_nothing_about_its_neighbours(strange: Any) -> None:
+    wire = [REAL_STORED, {"type": "BlockRemoved", "block_hashes": [7]}, {"type": "AllBlocksCleared"}]
+    first, *others = decode_batch(msgspec.msgpack.encode([1.5, [*wire, strange], 0])).events
+    assert isinstance(first, BlockStored) and first.hashes == (14340199865065161554,)
+    assert first.token_ids.tolist() == REAL_STORED["token_ids"]
+    assert others[:2] == [BlockRemoved(Tier(), (7,)), AllCleared()]
+
+
 def test_hashes_may_be_bytes() -> None:
     event = decode_stored(stored([], range(4)) | {"block_hashes": [b"\x01" * 32], "parent_block_hash": b"p"})
     assert (event.hashes, event.parent) == ((b"\x01" * 32,), b"p")
