@@ -122,6 +122,8 @@ class EventRelay:
             on_garbage=partial(self._lose, garbage=True),
             on_restart=self._restart,
             on_caught_up=self._changed,
+            # Between two pushes once is enough; and all must be taken long before the relay is idle.
+            gather_s=min(self._push_interval_s, self._settle_s / 4),
         )
 
     def _confirm(self) -> Confirmation | None:

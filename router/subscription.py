@@ -42,7 +42,7 @@ REPLAY_TIMEOUT_S = 5.0
 #: After this much silence the replay buffer is asked for what may have been missed.
 QUIET_S = 1.0
 RETRY_S = 0.5
-#: After what was there is taken: whatever wakes this process costs more than a batch, and pushes are rarer.
+#: After what was there is taken: whatever wakes this process costs more than a batch.
 GATHER_S = 0.01
 #: Batches taken in a row before other tasks get a turn: a busy socket never makes its reader wait.
 BATCHES_A_TURN = 32
@@ -80,6 +80,7 @@ class EventSubscription:
     on_garbage: the same, because a batch cannot be read.
     on_restart: the publisher began anew; the next batch is of the new one.
     on_caught_up: a replay that `status.catching_up` told of is over.
+    gather_s: after a batch, how long the next ones are gathered before they are taken together.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class EventSubscription:
         on_garbage: Callable[[str], None],
         on_restart: Callable[[], None],
         on_caught_up: Callable[[], None],
+        gather_s: float = GATHER_S,
     ) -> None:
         self._source = source
         self._on_batch = on_batch
@@ -98,6 +100,7 @@ class EventSubscription:
         self._on_garbage = on_garbage
         self._on_restart = on_restart
         self._on_caught_up = on_caught_up
+        self._gather_s = gather_s
         self._context = zmq.asyncio.Context()
         self._dealer: zmq.asyncio.Socket | None = None
         self._digests: deque[int] = deque(maxlen=REMEMBERED_BATCHES)
@@ -132,7 +135,7 @@ class EventSubscription:
                 while frames is not None:
                     await self._receive(frames)
                     frames = live.take()
-                await asyncio.sleep(GATHER_S)
+                await asyncio.sleep(self._gather_s)
 
     async def _receive(self, frames: list[bytes]) -> None:
         message = seq_and_payload(frames)
