@@ -54,6 +54,7 @@ log = logging.getLogger("sightline.deployments")
 ENGINE_WATCH_PERIOD_S = 0.2
 #: Between an engine's death and the end of its replica: time to tell the router and refuse requests.
 EXIT_DELAY_S = 1.0
+GC_OBJECTS = 10_000
 
 
 class Engine:
@@ -86,6 +87,7 @@ class Engine:
         await self._ranks.start()
         self._watcher = spawn(self._watch_engine())
         gc.freeze()  # what is here by now stays; to look it through for garbage would stop all requests
+        gc.set_threshold(GC_OBJECTS)  # what comes later is mostly the blocks that the engine holds
         log.info("replica %s: ready after %.0f s", self._replica, time.monotonic() - began)
 
     def _rank(self, number: int, engine: EngineRank, contract: WorkerContract) -> RankWorker:

@@ -44,6 +44,7 @@ __all__ = ["RouterActor"]
 log = logging.getLogger("sightline.router")
 
 SWEEP_PERIOD_S = 1.0
+GC_OBJECTS = 10_000
 #: Candidates that the answer to an ingress names; the receipt has all of them.
 NAMED_CANDIDATES = 8
 WARM_POLL_S = 0.05
@@ -81,6 +82,7 @@ class RouterActor:
         if self._sweeper is None:
             await self._open_line()
             gc.freeze()  # what is here by now stays; to look it through for garbage would stop all requests
+            gc.set_threshold(GC_OBJECTS)  # decisions leave no cycles, and their receipts are kept
             self._sweeper = asyncio.create_task(self._sweep_for_ever())
             self._warmer = asyncio.create_task(self._name_late_workers())
             self._writer = asyncio.create_task(self._snapshot_for_ever())

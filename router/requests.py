@@ -214,7 +214,8 @@ class Requests:
             if was_alone:
                 self._comparison.learn(ended, event, self._clock())
         if receipt is not None:
-            predicted = receipt.decision.predicted_cached_tokens
+            # The row has it; a decision looks for it among its candidates, which are made into objects then.
+            predicted = ended.row.predicted_tokens if ended else receipt.decision.predicted_cached_tokens
             self.receipts.settle(event.decision_id, _outcome(event, predicted, agreed))
 
     # Time, and workers that go

@@ -108,7 +108,9 @@ def _stored(event: Stored, content: BlockContent | None, block_size: int) -> _Bl
     if content is None:
         return _BlockStored(hashes, event.parent, [], 0, None, event.medium, None, None, _GROUP, _KIND)
     starts = range(event.first_block * block_size, (event.first_block + len(hashes)) * block_size, block_size)
-    extras = [content.extra_keys(start, start + block_size) for start in starts]
+    extras: list[tuple[Any, ...] | None] = [None] * len(hashes)
+    if content.spans or content.salt:
+        extras = [content.extra_keys(start, start + block_size) for start in starts]
     tokens = content.token_ids[starts.start : starts.stop].tolist()
     return _BlockStored(
         hashes, event.parent, tokens, block_size, None, event.medium, None, extras, _GROUP, _KIND
