@@ -11,7 +11,6 @@ import itertools
 import random
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -137,7 +136,7 @@ class Bench:
             video=self._config.video,
         )
         self.media = await MediaDecoder.for_model(self._config)
-        with forked_engines() if self._config.engine == "vllm" else nullcontext():
+        with forked_engines(self._config):
             self.engine = await start_engine(self._config)
         self.contract = await self.engine.contract()
         self.relay = EventRelay(self._worker, self.contract, self.engine.event_source(), self._push)
