@@ -157,10 +157,20 @@ class Bench:
         del self.engine
         gc.collect()  # sockets that the engine's client leaves open are named now, where they are forgiven
 
-    async def wait_idle(self, timeout_s: float = 30.0) -> None:
+    async def wait_idle(self, timeout_s: float = 120.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not all(status.idle for status in self.core.workers()):
                 await asyncio.sleep(0.01)
+
+    async def flush(self) -> None:
+        """Empty the engine's cache, and wait until the core knows: it is idle from before."""
+        await self.wait_idle()
+        assert await self.engine.reset_prefix_cache()
+        self.relay.clear()
+        async with asyncio.timeout(120):
+            while len(self.core.held_keys(self._worker)):
+                await asyncio.sleep(0.01)
+        await self.wait_idle()
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int = 2) -> Seen:
         await self.wait_idle()

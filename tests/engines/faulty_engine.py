@@ -21,6 +21,8 @@ from router.subscription import EventSubscription
 from sightline_types import PushReply, WorkerPush
 
 PLAN = Path(tempfile.gettempdir()) / f"sightline-faults-{os.getuid()}.json"
+#: One file for each replica's process that has hidden a batch.
+HIDDEN = PLAN.with_suffix(".hidden")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class FaultySubscription(EventSubscription):
         now, seq = faults(), int.from_bytes(frames[-2], "big")
         if now.hides:
             self.hidden_below = max(self.hidden_below, seq + 1)
+            HIDDEN.mkdir(exist_ok=True)
+            (HIDDEN / str(os.getpid())).touch()
         if now.hides or happens(now.batch_lost):
             return
         if happens(now.batch_garbled):

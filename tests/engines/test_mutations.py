@@ -34,9 +34,7 @@ async def mended(bench: Bench) -> AsyncIterator[Bench]:
     alter = bench.alter
     yield bench
     bench.alter, bench.listens = alter, True
-    await bench.wait_idle()
-    assert await bench.engine.reset_prefix_cache()
-    bench.relay.clear()
+    await bench.flush()
 
 
 def turns(seed: int) -> list[dict[str, Any]]:

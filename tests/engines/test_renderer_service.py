@@ -15,12 +15,15 @@ from tests.engines.tiny_onevision import tiny_onevision
 
 @pytest.fixture(scope="module")
 def rendered(ray_url: str, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    from ray import serve
+
     model = str(tiny_onevision(tmp_path_factory.mktemp("onevision")))
     args = app_args(models, model=model, num_workers=1, renderer_replicas=1, renderer_timeout_ms=60_000)
     service = deploy(args, ray_url)
     service.wait_idle(1, timeout_s=400)
     yield service
     service.close()
+    serve.delete(service.app_name)
 
 
 def test_a_repeat_is_foretold_and_the_cost_is_shown(rendered: Service) -> None:

@@ -5,7 +5,6 @@ One engine serves all tests of a family. Qwen2-VL's publishes its events in Dyna
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-import zmq
 
 from app.tiny_models import tiny_model
 from router.pads import pad_values
@@ -22,6 +20,7 @@ from tests.engines import clips
 from tests.engines import pictures as make
 from tests.engines.bench import ENGINE_IN_PROCESS, Bench, check_lengths, check_no_false_credit, check_repeat
 from tests.engines.clip_checks import check_clip_lengths, check_replica_decoded, clip
+from tests.engines.never_lost import replay
 from tests.engines.service import INTRODUCTION, QUESTION, image_part, messages
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), *ENGINE_IN_PROCESS]
@@ -92,7 +91,7 @@ async def test_the_engine_publishes_the_pads_of_the_formula(bench: Bench) -> Non
     assert source is not None and source.replay_endpoint is not None
     published = [
         token
-        for payload in replayed(source.replay_endpoint)
+        for payload in replay(source.replay_endpoint)
         for event in msgspec.msgpack.decode(payload)[1]
         for token in event.get("token_ids", ())
     ]
@@ -104,28 +103,10 @@ async def test_the_engine_publishes_the_pads_of_the_formula(bench: Bench) -> Non
     assert pads == [expected[i % len(expected)] for i in range(num_stored)]
 
 
-def replayed(endpoint: str) -> list[bytes]:
-    """The engine's whole event buffer."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.connect(endpoint)
-        socket.send_multipart([b"", (0).to_bytes(8, "big")])
-        payloads = []
-        while socket.poll(10_000):
-            *_, seq, payload = socket.recv_multipart()
-            if seq == b"\xff" * 8:
-                return payloads
-            payloads.append(payload)
-    raise AssertionError("the engine's replay did not end")
-
-
 async def test_after_a_flush_nothing_is_foretold(bench: Bench) -> None:
     turns = messages(picture(53), QUESTION)
     await ask_twice(bench, turns)
-    await bench.wait_idle()
-    assert await bench.engine.reset_prefix_cache()
-    bench.relay.clear()
-    await asyncio.sleep(0.05)  # the relay is not idle any more, and the next push says so
-    await bench.wait_idle()
+    await bench.flush()
     seen = await bench.ask(turns)
     assert seen.predicted_cached == seen.cached_tokens == 0
 

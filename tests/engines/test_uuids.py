@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import pytest
+
 from tests.engines import pictures as make
 from tests.engines.pictures import PictureServer
 from tests.engines.service import QUESTION, Service, messages
@@ -57,9 +59,18 @@ def test_a_uuid_that_names_another_picture_later_is_not_held_against_the_engine(
 def test_a_known_uuid_needs_no_download(service: Service, pictures: PictureServer) -> None:
     """Its address may be gone meanwhile."""
     url = pictures.put("uuid-once.png", make.png(706))
-    for _ in range(6):  # both ingresses have seen it
-        first = service.ask(named("once", url))
+    pictures.seen.clear()
+    pictures.watches = True
+    for _ in range(200):  # until both ingresses have seen it: Serve chooses one by chance
+        service.ask(named("once", url))
         service.wait_idle()
+        if len({owner for path, owner in pictures.seen if path == "/uuid-once.png"}) == 2:
+            break
+    else:
+        pytest.fail(f"fetched by {pictures.seen}")
+    pictures.watches = False
+    first = service.ask(named("once", url))
+    service.wait_idle()
     del pictures.files["/uuid-once.png"]
     again = service.ask(named("once", url))
     assert (again.worker, again.prompt_tokens) == (first.worker, first.prompt_tokens)
