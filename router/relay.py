@@ -214,7 +214,8 @@ class EventRelay:
 
     def _changed(self) -> None:
         self._last_change = self._clock()
-        if self._confirmation is not None:
+        # What runs will be over: that is when the engine is worth asking.
+        if self._confirmation is not None and not self._lifecycle.running:
             self._confirmation.doubt()
         self._wake.set()
 
