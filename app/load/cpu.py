@@ -12,14 +12,16 @@ from app.load.errors import UsageError
 
 __all__ = ["SIGHTLINE_PROCESSES", "CpuMeter", "ProcessGroup", "groups_by_match", "groups_by_pid"]
 
+#: Until an actor's first method is called, its own name stands before its class's.
+_NAMED = r"^ray::(?:\S+:)?"
 #: Sightline's parts, by the names that Ray gives their processes; children belong to the first match.
 SIGHTLINE_PROCESSES = {
-    "ingress": r"^ray::ServeReplica:\S*:Ingress",
-    "engine": r"^ray::ServeReplica:\S*:Engine",
-    "router": r"^ray::ServeReplica:\S*:Router",
-    "router actor": r"^ray::RouterActor",
-    "proxy": r"^ray::Proxy|haproxy",
-    "controller": r"^ray::ServeController",
+    "ingress": _NAMED + r"ServeReplica:\S*:Ingress",
+    "engine": _NAMED + r"ServeReplica:\S*:Engine",
+    "router": _NAMED + r"ServeReplica:\S*:Router",
+    "router actor": _NAMED + r"RouterActor",
+    "proxy": _NAMED + r"Proxy|haproxy",
+    "controller": _NAMED + r"ServeController",
     "raylet, gcs": r"raylet/raylet |gcs_server ",
 }
 

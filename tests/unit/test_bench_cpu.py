@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import pytest
 
 from app.load.cpu import SIGHTLINE_PROCESSES, CpuMeter, ProcessGroup, groups_by_match, groups_by_pid
 
@@ -61,3 +64,22 @@ def test_processes_are_found_by_command_line_each_in_one_group():
         assert found == [ProcessGroup("first", (process.pid,))]
         assert groups_by_match({"first": "mark-of-this"}, within=process.pid) == found
         assert groups_by_match(SIGHTLINE_PROCESSES, within=process.pid) == []
+
+
+@pytest.mark.parametrize(
+    ("title", "group"),
+    [  # Ray 2.60, read from /proc while an application started and served
+        ("ray::ServeReplica:sightline:Engine.handle_request_streaming", "engine"),
+        ("ray::SERVE_REPLICA::sightline#Engine#q17fua9c:ServeReplica:sightline:Engine.__init__", "engine"),
+        ("ray::SERVE_REPLICA::sightline#Ingress#80m6fbqf:ServeReplica:sightline:Ingress.__init__", "ingress"),
+        ("ray::ServeReplica:sightline:Router", "router"),
+        ("ray::sightline:sightline:engine:w5d40cwl:1:RouterActor.__init__", "router actor"),
+        ("ray::RouterActor.roster", "router actor"),
+        ("ray::ServeController.listen_for_change", "controller"),
+        ("ray::ProxyActor", "proxy"),
+        ("ray::IDLE", None),
+    ],
+)
+def test_sightline_s_processes_are_known_by_their_titles_from_their_first_breath_on(title, group):
+    found = (name for name, pattern in SIGHTLINE_PROCESSES.items() if re.search(pattern, title))
+    assert next(found, None) == group
