@@ -21,6 +21,8 @@ ORDER = (
     "test_uuids",
     "test_eviction",
     "test_failures",
+    "test_never_lost",
+    "test_shutdown",
 )
 
 

@@ -1,4 +1,4 @@
-"""Through kills, losses, doubles and delays: the router's view ends as what the engines hold."""
+"""Through a redeploy, kills, losses, doubles and delays: the router's view ends as what the engines hold."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-import app.build
 from tests.engines.conftest import app_args
-from tests.engines.faulty_engine import HIDDEN, PLAN, Faults, FaultyEngine
+from tests.engines.faulty_engine import HIDDEN, PLAN, Faults
 from tests.engines.never_lost import (
     Prompts,
     assert_exact_again,
@@ -24,24 +23,25 @@ from tests.engines.never_lost import (
     replay,
     under_load,
 )
-from tests.engines.service import Service, deploy
+from tests.engines.redeployment import Redeployment, redeploy_under_load
+from tests.engines.service import Service
+from tests.engines.test_failures import router_actors
 
 #: A twentieth of what `make soak` does, and at least once.
 KILLS, LOAD_S, ROUNDS = 1, 4.0, 3
 
 
 @pytest.fixture(scope="module")
-def faulty(ray_url: str, models: Path) -> Iterator[Service]:
-    """Two real replicas whose messages can be made to go astray."""
-    from ray import serve
+def redeployed(service: Service, models: Path) -> Redeployment:
+    """The running application, deployed once more."""
+    return redeploy_under_load(service, app_args(models, ingress_replicas=2))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app.build, "Engine", FaultyEngine)
-        service = deploy(app_args(models), ray_url)
+
+@pytest.fixture(scope="module")
+def faulty(service: Service, redeployed: Redeployment) -> Iterator[Service]:
+    """Two real replicas whose messages can be made to go astray."""
     service.wait_idle(timeout_s=400)
     yield service
-    service.close()
-    serve.delete(service.app_name)
     PLAN.unlink(missing_ok=True)
     shutil.rmtree(HIDDEN, ignore_errors=True)
 
@@ -51,6 +51,13 @@ def no_faults_before_or_after() -> Iterator[None]:
     Faults().plan()
     yield
     Faults().plan()
+
+
+def test_a_redeploy_under_load_fails_no_request(service: Service, redeployed: Redeployment) -> None:
+    assert not redeployed.failures, redeployed.failures[:3]
+    assert redeployed.served > 10
+    service.wait_idle()
+    service.wait_for(lambda: len(router_actors()) == 1)
 
 
 def test_a_killed_router_actor_comes_back_knowing_what_the_engines_hold(faulty: Service) -> None:
