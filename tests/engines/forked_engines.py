@@ -36,12 +36,16 @@ _ENVIRONMENT = {
 
 @contextmanager
 def forked_engines(config: EngineConfig) -> Iterator[None]:
-    """Processes of engines that this process starts meanwhile come from a fork server.
+    """Processes of engines that this process starts meanwhile come from a fork server; the simulated engine
+    has none.
 
     `vllm serve` offers the same (`VLLM_WORKER_MULTIPROC_METHOD=forkserver`), but vLLM 0.32's CPU platform
     puts the variable back to `spawn`; SGLang 0.5.23 always spawns.
     """
-    server = _SERVERS[config.engine]
+    server = _SERVERS.get(config.engine)
+    if server is None:
+        yield
+        return
     server.set_forkserver_preload(_IMPORTS[config.engine])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("multiprocessing.forkserver.connect_to_new_process", server.connect_to_new_process)
