@@ -187,9 +187,13 @@ class VllmEngine(ServingEngine):
         except EngineDeadError as error:
             raise EngineGone(str(error)) from error
         except EngineGenerateError as error:
-            yield failure(error.__cause__ or error)
+            yield failure(error.__cause__ or error, request.mm_processor_kwargs)
         except (VLLMClientError, ValueError, TypeError) as error:
             yield NotHeld() if _is_cache_miss(error) else failure(error)
+        except Exception as error:
+            if not request.mm_processor_kwargs:
+                raise
+            yield failure(error, request.mm_processor_kwargs)
 
     async def _generate(
         self, request: EngineRequest, media: Sequence[DecodedMedia], params: Any

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from deployments.protocol import Failed, Finished, Sampling, TokenLogprob
@@ -90,8 +92,12 @@ def logprobs(choice: Any, num_top: int) -> tuple[TokenLogprob, ...]:
     return tuple(result)
 
 
-def failure(cause: BaseException) -> Failed:
-    """What failed: a refused input is vLLM's client error or a ValueError, all else is the engine's fault."""
+def failure(cause: BaseException, options: Mapping[str, Any] = MappingProxyType({})) -> Failed:
+    """What failed: a refused input is vLLM's client error or a ValueError, all else is the engine's fault.
+
+    options: the request's own `mm_processor_kwargs`. The model's processor asserts, divides and indexes by
+        them, so that whatever it raises then is their fault.
+    """
     from vllm.exceptions import VLLMClientError
 
     if isinstance(cause, (VLLMClientError, ValueError, TypeError)):
@@ -100,6 +106,10 @@ def failure(cause: BaseException) -> Failed:
         while root.__cause__ is not None:
             root = root.__cause__
         return Failed(f"the model cannot take this input: {root}", 400)
+    if options:
+        what = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+        message = f"the model cannot take this input under the request's mm_processor_kwargs ({what})"
+        return Failed(f"{message}; change {', '.join(options)} or leave them out", 400, "mm_processor_kwargs")
     log.error("the engine failed a request: %s: %s", type(cause).__name__, cause)
     return Failed(
         f"the engine failed this request: {type(cause).__name__}: {cause}", 500, code="engine_error"

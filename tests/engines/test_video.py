@@ -10,6 +10,9 @@ import pytest
 import pytest_asyncio
 
 from app.tiny_models import tiny_model
+from deployments.protocol import EngineRequest, Failed, Sampling
+from deployments.transport import pack
+from sightline_types import DecisionId
 from tests.engines import clips
 from tests.engines import pictures as make
 from tests.engines.bench import ENGINE_IN_PROCESS, Bench, check_lengths, check_no_false_credit, check_repeat
@@ -82,3 +85,16 @@ async def test_the_same_frames_at_another_rate_are_not_held(bench: Bench) -> Non
 async def test_a_clip_that_the_replica_decodes_is_served_and_earns_what_is_before_it(bench: Bench) -> None:
     again = await check_replica_decoded(bench, picture(80))
     assert again.media_overlap > 0
+
+
+async def test_options_under_which_the_processor_breaks_are_a_400(bench: Bench) -> None:
+    """transformers (5.19) asserts where a clip whose frames are chosen already is to be sampled again."""
+    prompt = await bench.prompts.prepare(messages(clip(90), QUESTION))
+    media, payload = pack(prompt.media, [item.source.data for item in prompt.media])
+    options = {"num_frames": 2, "do_sample_frames": True}
+    request = EngineRequest(
+        DecisionId("90"), prompt.token_ids, Sampling(max_tokens=1), media, mm_processor_kwargs=options
+    )
+    decoded = await bench.media.decode(media, payload)
+    (answer,) = [message async for message in bench.engine.generate(request, decoded)]
+    assert isinstance(answer, Failed) and answer.status == 400
