@@ -91,10 +91,13 @@ def test_through_evictions_the_view_is_the_engines_own(service: Service, picture
     held = [service.ask_exact(turns).overlap for turns in reversed(asked)]
     assert max(held) > 10 and min(held) < 3, "some are held whole, and some not at all"
     service.wait_idle()
+    evicted = 0
     for worker, endpoint in replay_endpoints(service).items():
         recount = Recount(endpoint, service)
         assert router_keys(worker, service) == recount.keys
-        assert len(recount.keys) < len(recount.key_of), "it has evicted"
+        evicted += len(recount.key_of) - len(recount.keys)
+    # Ties fall as the replicas' random names have it: one of the two may have got too little to evict.
+    assert evicted > 0, "the prompts need more blocks than both caches have"
 
 
 def unique(pictures: PictureServer, number: int) -> list[dict[str, Any]]:
