@@ -12,6 +12,8 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    # A busy machine needs longer than Serve's 5 s to start a proxy, and whoever waits for a killed one fails.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",
